@@ -1,0 +1,101 @@
+"""Evidence: what a labeler may look at besides the trajectories, named in its configuration and in no other way."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from data.config import Config
+from data.digests import ColumnHasher, digest_of
+from data.errors import ConfigurationError
+from data.labels import episode_returns
+from data.trajectories import Trajectories
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What an evidence specification came to. `digest` identifies it by content and enters the label id.
+
+    demonstrations: whole episodes to imitate.
+    rewards: [N] float32, known rewards of the dataset being labelled, NaN on the steps where they are not known.
+    """
+
+    digest: str
+    demonstrations: Trajectories | None = None
+    rewards: np.ndarray | None = None
+
+
+NOTHING = Evidence(digest="none")
+
+
+class EvidenceSource(Protocol):
+    """Where evidence is looked up: the datasets and label sets of a study, or anything else with names."""
+
+    def trajectories(self, name: str) -> Trajectories:
+        """A dataset by its name. `self` is the one being labelled. Raises ConfigurationError if unknown."""
+
+    def rewards(self, name: str, labels: str) -> np.ndarray:
+        """[N] float32, label set `labels` of dataset `name`. Raises ConfigurationError if there is none."""
+
+    def demonstrations_of_dataset(self) -> str | None:
+        """Name of the demonstrations that the dataset being labelled brings along, if it does."""
+
+
+class EvidenceSpec(Config):
+    """Base of the ways to name evidence."""
+
+    @abstractmethod
+    def resolve(self, source: EvidenceSource) -> Evidence:
+        """Look up what is named. Raises ConfigurationError naming what is missing."""
+
+
+class Demonstrations(EvidenceSpec):
+    """Whole episodes to imitate: chosen by index, or the best by a named label set.
+
+    dataset: the dataset they come from; `self` for the one being labelled; None for the demonstrations that the
+        study names beside the dataset.
+    episodes: their indices. top: instead, the K episodes of highest return by label set `by` (ties: lower index first).
+    """
+
+    dataset: str | None = None
+    episodes: tuple[int, ...] | None = None
+    top: int | None = None
+    by: str | None = None
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
+        if (self.episodes is None) == (self.top is None) or (self.top is None) != (self.by is None):
+            raise ConfigurationError(
+                "name demonstrations either by `episodes: [0, 3]` or by `top: 5` with `by: <label set>`, not both."
+            )
+        name = self.dataset or source.demonstrations_of_dataset()
+        if name is None:
+            raise ConfigurationError(
+                "no demonstrations are named: give the dataset `demonstrations: <dataset>`, "
+                "or the labeler `demonstrations: {dataset: <dataset>, ...}`."
+            )
+        trajectories = source.trajectories(name)
+        episodes = self._best(source, name, trajectories) if self.episodes is None else np.asarray(self.episodes)
+        chosen = trajectories.select(episodes)
+        return Evidence(digest=digest_of({"demonstrations": chosen.digest()}), demonstrations=chosen)
+
+    def _best(self, source: EvidenceSource, name: str, trajectories: Trajectories) -> np.ndarray:
+        assert self.top is not None and self.by is not None
+        if not 1 <= self.top <= trajectories.n_episodes:
+            raise ConfigurationError(f"top: {self.top} of the {trajectories.n_episodes} episodes of '{name}'.")
+        returns = episode_returns(source.rewards(name, self.by), trajectories.offsets)
+        return np.argsort(-returns, kind="stable")[: self.top]
+
+
+class KnownRewards(EvidenceSpec):
+    """Rewards of the dataset itself, all steps, by a named label set."""
+
+    labels: str = "source"
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
+        rewards = np.asarray(source.rewards("self", self.labels), np.float32)
+        hasher = ColumnHasher()
+        hasher.update(rewards)
+        return Evidence(digest=digest_of({"rewards": hasher.digest()}), rewards=rewards)

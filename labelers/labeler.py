@@ -1,0 +1,63 @@
+"""What a labeler is: a configuration that is fitted to data and evidence, and then says what each step is worth."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from data.config import Config
+from data.labels import Labels
+from data.trajectories import Trajectories
+from labelers.evidence import Evidence, EvidenceSpec
+from labelers.transforms import Transform
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of episodes just finished (labelling) or of passes just made (fitting)."""
+
+
+def silent(done: int) -> None:
+    """Progress nobody watches."""
+
+
+class FittedLabeler(Protocol):
+    """A labeler that has learned what it had to."""
+
+    def label(self, trajectories: Trajectories, known: np.ndarray | None = None, progress: Progress = silent) -> Labels:
+        """One finite float32 reward for each step.
+
+        known: [N] float32, the rewards among the evidence for just these steps, NaN where unknown; None if the evidence
+        holds none. The answer for an episode depends on that episode and its known rewards alone: any sharding and any
+        order of episodes give the same labels.
+        """
+
+
+class Labeler(Config):
+    """Base of every labeler's configuration; a subclass adds `kind`, its settings, and at most one evidence field.
+
+    version: raised when the same configuration starts to give other labels; part of the label id.
+    transforms: applied in order to what the labeler says, recorded, never silent.
+    """
+
+    version: ClassVar[int] = 1
+    kind: str
+    transforms: tuple[Transform, ...] = ()
+
+    @property
+    def evidence_spec(self) -> EvidenceSpec | None:
+        """The field of this configuration that names evidence, if it has one."""
+        specs = [value for _, value in self if isinstance(value, EvidenceSpec)]
+        assert len(specs) <= 1, f"{self.kind} names evidence twice"
+        return specs[0] if specs else None
+
+    @abstractmethod
+    def fit(
+        self, trajectories: Trajectories, evidence: Evidence, *, device: torch.device, progress: Progress = silent
+    ) -> FittedLabeler:
+        """Learn from trajectories and the declared evidence; the same input gives the same bits on one machine.
+
+        Raises ConfigurationError or DatasetError where evidence and data do not fit together.
+        """

@@ -1,0 +1,1 @@
+"""Pipelines: what runs when, where, and what is remembered."""
