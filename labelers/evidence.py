@@ -44,8 +44,25 @@ class EvidenceSource(Protocol):
         """Name of the demonstrations that the dataset being labelled brings along, if it does."""
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A name in a specification, so that it can be checked before any work.
+
+    dataset: `self` for the dataset being labelled, None for the demonstrations it brings along. labels: a label set of
+    that dataset, or None. place: the keys that lead to the name inside the labeler's configuration.
+    """
+
+    dataset: str | None
+    labels: str | None
+    place: tuple[str, ...]
+
+
 class EvidenceSpec(Config):
     """Base of the ways to name evidence."""
+
+    @abstractmethod
+    def references(self, field: str) -> list[Reference]:
+        """Everything that `resolve` will look up. field: name of the configuration's field that holds this."""
 
     @abstractmethod
     def resolve(self, source: EvidenceSource) -> Evidence:
@@ -64,6 +81,10 @@ class Demonstrations(EvidenceSpec):
     episodes: tuple[int, ...] | None = None
     top: int | None = None
     by: str | None = None
+
+    def references(self, field: str) -> list[Reference]:
+        named = [Reference(self.dataset, None, (field, "dataset"))]
+        return named if self.by is None else [*named, Reference(self.dataset, self.by, (field, "by"))]
 
     def resolve(self, source: EvidenceSource) -> Evidence:
         if (self.episodes is None) == (self.top is None) or (self.top is None) != (self.by is None):
@@ -93,6 +114,9 @@ class KnownRewards(EvidenceSpec):
     """Rewards of the dataset itself, all steps, by a named label set."""
 
     labels: str = "source"
+
+    def references(self, field: str) -> list[Reference]:
+        return [Reference("self", self.labels, (field, "labels"))]
 
     def resolve(self, source: EvidenceSource) -> Evidence:
         rewards = np.asarray(source.rewards("self", self.labels), np.float32)

@@ -8,11 +8,12 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 
 from data.config import Config
 from data.labels import Labels
 from data.trajectories import Trajectories
-from labelers.evidence import Evidence, EvidenceSpec
+from labelers.evidence import Evidence, EvidenceSpec, Reference
 from labelers.transforms import Transform
 
 Progress: TypeAlias = Callable[[int], None]
@@ -47,11 +48,30 @@ class Labeler(Config):
     transforms: tuple[Transform, ...] = ()
 
     @property
+    def evidence_field(self) -> str | None:
+        """Name of the field of this configuration that names evidence, if it has one."""
+        fields = [name for name, value in self if isinstance(value, EvidenceSpec)]
+        assert len(fields) <= 1, f"{self.kind} names evidence twice"
+        return fields[0] if fields else None
+
+    @property
     def evidence_spec(self) -> EvidenceSpec | None:
-        """The field of this configuration that names evidence, if it has one."""
-        specs = [value for _, value in self if isinstance(value, EvidenceSpec)]
-        assert len(specs) <= 1, f"{self.kind} names evidence twice"
-        return specs[0] if specs else None
+        """What that field says."""
+        spec = None if self.evidence_field is None else getattr(self, self.evidence_field)
+        assert spec is None or isinstance(spec, EvidenceSpec)
+        return spec
+
+    @property
+    def references(self) -> list[Reference]:
+        """Every dataset and label set that this labeler will look up."""
+        spec = self.evidence_spec
+        return [] if spec is None or self.evidence_field is None else spec.references(self.evidence_field)
+
+    def identity(self) -> dict[str, JsonValue]:
+        """The configuration as it enters the label id: without evidence, known by content, and without transforms."""
+        return self.model_dump(
+            mode="json", exclude={"transforms", *([self.evidence_field] if self.evidence_field else [])}
+        )
 
     @abstractmethod
     def fit(
