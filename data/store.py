@@ -1,0 +1,624 @@
+"""The store: datasets, labels beside them, and runs, each whole or absent.
+
+    <store>/datasets/<name>/<digest>/  manifest.json  episodes.arrow  observations-00000.arrow ...  actions-00000.arrow ...
+    <store>/labels/<dataset digest>/<label id>/  manifest.json  diagnostics.arrow  rewards-00000.arrow ...
+    <store>/ingests/<key>.json
+    <store>/runs/<run id>/
+    <store>/partial/  <store>/locks/
+
+Everything is made under `partial/`, fsynced and renamed, and never edited afterwards. Shards hold whole episodes; a
+shard is the unit of streaming, of labelling and of retry. Columns are Arrow IPC files, uncompressed, mapped and read
+without a copy. A dataset's digest does not depend on how it was cut into shards.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import polars as pl
+import pydantic
+from pydantic import JsonValue
+
+from data import columns
+from data.config import Config
+from data.digests import ColumnHasher, digest_of
+from data.errors import DatasetError, StoreError
+from data.findings import Finding
+from data.labels import Labels, episode_returns
+from data.readers.reader import Block
+from data.statistics import Moments, MomentsOf
+from data.trajectories import Column, Sharded, Trajectories, digest_of_columns
+
+SHARD_BYTES = 256 << 20
+
+M = TypeVar("M", bound=Config)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Shard(Config):
+    """One shard: how many episodes and steps, and the files with their sizes in bytes."""
+
+    n_episodes: int
+    n_steps: int
+    files: dict[str, int]
+
+
+class ArraySpec(Config):
+    """Shape of one row and dtype, as stored."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Lengths(Config):
+    """Steps an episode."""
+
+    minimum: int
+    median: float
+    mean: float
+    maximum: int
+
+
+class DatasetManifest(Config):
+    """What a stored dataset is and where it came from.
+
+    n_unobserved: episodes whose final observation is not known. statistics: of `observations` at the steps (final
+    observations left out, as D4RL users compute them) and of `actions`, see `Moments`.
+    """
+
+    format: Literal["assay-dataset/1"] = "assay-dataset/1"
+    name: str
+    digest: str
+    n_episodes: int
+    n_steps: int
+    n_terminated: int
+    n_truncated: int
+    n_unobserved: int
+    observation: ArraySpec
+    action: ArraySpec
+    n_actions: tuple[int, ...] | None
+    action_bounds: tuple[float, float] | None
+    lengths: Lengths
+    statistics: dict[str, dict[str, JsonValue]]
+    shards: tuple[Shard, ...]
+    episodes_bytes: int
+    provenance: JsonValue
+    findings: tuple[Finding, ...]
+
+
+class LabelsManifest(Config):
+    """What a stored label set is: for which dataset, made by what, and the shape of its rewards and returns."""
+
+    format: Literal["assay-labels/1"] = "assay-labels/1"
+    dataset: str
+    id: str
+    n_steps: int
+    n_episodes: int
+    shards: tuple[Shard, ...]
+    diagnostics_bytes: int | None
+    rewards: dict[str, JsonValue]
+    returns: dict[str, JsonValue]
+    origin: JsonValue
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDataset:
+    """A dataset in the store. Opening checks that every file is there and has its size."""
+
+    path: Path
+    manifest: DatasetManifest
+
+    @property
+    def name(self) -> str:
+        """The name it was stored under."""
+        return self.manifest.name
+
+    @property
+    def digest(self) -> str:
+        """Identity of its content."""
+        return self.manifest.digest
+
+    @cached_property
+    def _ends(self) -> dict[str, np.ndarray]:
+        table = pl.read_ipc(self.path / "episodes.arrow")
+        return {name: table[name].to_numpy() for name in ("length", "terminated", "truncated", "final_observed")}
+
+    def statistics(self, column: Literal["observations", "actions"]) -> Moments:
+        """Stored moments of a column; the same for training and evaluation."""
+        return Moments.from_json(self.manifest.statistics[column])
+
+    def shards(self) -> list[Trajectories]:
+        """One `Trajectories` a shard, mapped from disk without a copy."""
+        shards, episode = [], 0
+        for index, shard in enumerate(self.manifest.shards):
+            shards.append(
+                self._trajectories(
+                    columns.read(self.path / f"observations-{index:05d}.arrow"),
+                    columns.read(self.path / f"actions-{index:05d}.arrow"),
+                    slice(episode, episode + shard.n_episodes),
+                )
+            )
+            episode += shard.n_episodes
+        return shards
+
+    def trajectories(self) -> Trajectories:
+        """The whole dataset, mapped from disk; nothing is loaded but the episode ends."""
+        shards = self.shards()
+        if len(shards) == 1:
+            return shards[0]
+        return self._trajectories(
+            Sharded([np.asarray(s.observations) for s in shards]),
+            Sharded([np.asarray(s.actions) for s in shards]),
+            slice(None),
+        )
+
+    def shard_steps(self) -> list[slice]:
+        """The steps of each shard, as slices of the dataset's steps."""
+        ends = np.cumsum([0, *(s.n_steps for s in self.manifest.shards)])
+        return [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def _trajectories(self, observations: Column, actions: Column, episodes: slice) -> Trajectories:
+        ends = self._ends
+        return Trajectories(
+            observations=observations,
+            actions=actions,
+            offsets=np.concatenate([[0], np.cumsum(ends["length"][episodes])]).astype(np.int64),
+            terminated=ends["terminated"][episodes],
+            truncated=ends["truncated"][episodes],
+            final_observed=ends["final_observed"][episodes],
+            n_actions=self.manifest.n_actions,
+            action_bounds=self.manifest.action_bounds,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLabels:
+    """A label set in the store. rewards: [N] float32, mapped from disk."""
+
+    path: Path
+    manifest: LabelsManifest
+
+    @property
+    def id(self) -> str:
+        """Its identity."""
+        return self.manifest.id
+
+    @cached_property
+    def rewards(self) -> Column:
+        """[N] float32, row for row with the dataset's steps, mapped from disk."""
+        parts = [columns.read(self.path / f"rewards-{i:05d}.arrow") for i in range(len(self.manifest.shards))]
+        return parts[0] if len(parts) == 1 else Sharded(parts)
+
+    @cached_property
+    def diagnostics(self) -> pl.DataFrame | None:
+        """One row an episode, or None if the labeler gave none."""
+        if self.manifest.diagnostics_bytes is None:
+            return None
+        return pl.read_ipc(self.path / "diagnostics.arrow")
+
+
+class Store:
+    """A folder that holds datasets, labels and runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+
+    # ------------------------------------------------------------ datasets
+
+    def write_dataset(
+        self,
+        name: str,
+        blocks: Iterable[Block],
+        provenance: JsonValue,
+        findings: Sequence[Finding] = (),
+        shard_bytes: int = SHARD_BYTES,
+    ) -> StoredDataset:
+        """Store the episodes of `blocks` in order; rewards are ignored. Returns the stored dataset.
+
+        findings: read once `blocks` is exhausted, so a list that a reader still fills will do.
+        If a dataset of the same name and content exists it is left as it is. Raises DatasetError if there are no
+        episodes, and passes on what `blocks` raises; then nothing is left behind.
+        """
+        if not NAME.fullmatch(name):
+            raise StoreError(f"'{name}' cannot name a dataset: use letters, digits, dots, dashes and underscores.")
+        with self._partial(f"dataset-{name}-{uuid.uuid4().hex}") as partial:
+            writer = _DatasetWriter(partial, shard_bytes)
+            for block in blocks:
+                writer.add(block.trajectories)
+            manifest = writer.finish(name, provenance, tuple(findings))
+            target = self._dataset_path(name, manifest.digest)
+            with self.lock(f"dataset-{name}-{manifest.digest}"):
+                if not target.exists():
+                    _write_json(partial / "manifest.json", manifest)
+                    _publish(partial, target)
+        return self.dataset(name, manifest.digest)
+
+    def dataset(self, name: str, digest: str | None = None) -> StoredDataset:
+        """A stored dataset by name; `digest` tells apart several of one name. Raises StoreError if it is not there."""
+        known = [d for d in self._dataset_digests(name) if digest is None or d == digest]
+        if not known:
+            there = sorted({n for n, _ in self._dataset_paths()})
+            raise StoreError(
+                f"the store {self.root} has no dataset '{name}'{f' with digest {digest}' if digest else ''}; "
+                f"it has: {', '.join(there) or 'none'}."
+            )
+        if len(known) > 1:
+            raise StoreError(f"the store has {len(known)} datasets '{name}': say which digest: {', '.join(known)}.")
+        path = self._dataset_path(name, known[0])
+        manifest = _read_manifest(path, DatasetManifest)
+        files = {"episodes.arrow": manifest.episodes_bytes}
+        for shard in manifest.shards:
+            files |= shard.files
+        _check_sizes(path, files)
+        return StoredDataset(path, manifest)
+
+    def has_dataset(self, name: str, digest: str) -> bool:
+        """Whether this dataset is stored."""
+        return (self._dataset_path(name, digest) / "manifest.json").exists()
+
+    def datasets(self) -> list[StoredDataset]:
+        """All stored datasets, by name."""
+        return [self.dataset(name, digest) for name, digest in self._dataset_paths()]
+
+    def _dataset_path(self, name: str, digest: str) -> Path:
+        return self.root / "datasets" / name / digest
+
+    def _dataset_digests(self, name: str) -> list[str]:
+        return sorted(p.parent.name for p in (self.root / "datasets" / name).glob("*/manifest.json"))
+
+    def _dataset_paths(self) -> list[tuple[str, str]]:
+        found = (self.root / "datasets").glob("*/*/manifest.json")
+        return sorted((p.parent.parent.name, p.parent.name) for p in found)
+
+    # ------------------------------------------------------------ labels
+
+    def has_labels(self, dataset_digest: str, label_id: str) -> bool:
+        """Whether this label set is stored."""
+        return (self._labels_path(dataset_digest, label_id) / "manifest.json").exists()
+
+    def labels(self, dataset_digest: str, label_id: str) -> StoredLabels:
+        """A stored label set. Raises StoreError if it is not there or not whole."""
+        path = self._labels_path(dataset_digest, label_id)
+        if not self.has_labels(dataset_digest, label_id):
+            raise StoreError(f"the store {self.root} has no labels {label_id} for dataset {dataset_digest}.")
+        manifest = _read_manifest(path, LabelsManifest)
+        if manifest.dataset != dataset_digest:
+            raise StoreError(f"{path}: these labels are for dataset {manifest.dataset}, not {dataset_digest}.")
+        files = {} if manifest.diagnostics_bytes is None else {"diagnostics.arrow": manifest.diagnostics_bytes}
+        for shard in manifest.shards:
+            files |= shard.files
+        _check_sizes(path, files)
+        return StoredLabels(path, manifest)
+
+    def write_labels(
+        self,
+        dataset: StoredDataset,
+        label_id: str,
+        make: Callable[[int, Trajectories, slice], Labels],
+        origin: JsonValue,
+    ) -> StoredLabels:
+        """Label a dataset shard by shard and store the result; asked again, return it without computing.
+
+        make: called with a shard's index, its trajectories, and its steps as a slice of the dataset's steps. Shards
+        that were finished before a kill are reused; a second process waits and finds the result.
+        origin: where the labels came from, kept in the manifest.
+        Raises DatasetError unless there is one finite label for each step; finished shards are then kept for retry.
+        """
+        target = self._labels_path(dataset.digest, label_id)
+        with self.lock(f"labels-{dataset.digest}-{label_id}"):
+            if not self.has_labels(dataset.digest, label_id):
+                partial = self.root / "partial" / f"labels-{dataset.digest}-{label_id}"
+                partial.mkdir(parents=True, exist_ok=True)
+                steps = dataset.shard_steps()
+                for index, trajectories in enumerate(dataset.shards()):
+                    if not (partial / f"rewards-{index:05d}.arrow").exists():
+                        labels = make(index, trajectories, steps[index])
+                        labels.check(trajectories)
+                        _write_label_shard(partial, index, labels)
+                _finish_labels(partial, dataset, label_id, origin)
+                _publish(partial, target)
+        return self.labels(dataset.digest, label_id)
+
+    def _labels_path(self, dataset_digest: str, label_id: str) -> Path:
+        return self.root / "labels" / dataset_digest / label_id
+
+    # ------------------------------------------------------------ runs
+
+    def has_run(self, run_id: str) -> bool:
+        """Whether this run is stored."""
+        return self._run_path(run_id).exists()
+
+    def run(self, run_id: str) -> Path:
+        """Folder of a stored run. Raises StoreError if it is not there."""
+        if not self.has_run(run_id):
+            raise StoreError(f"the store {self.root} has no run {run_id}.")
+        return self._run_path(run_id)
+
+    def write_run(self, run_id: str, fill: Callable[[Path], None]) -> Path:
+        """Store a run: `fill` writes files into the empty folder it is given. Asked again, the first one stands."""
+        with self.lock(f"run-{run_id}"):
+            if not self.has_run(run_id):
+                with self._partial(f"run-{run_id}") as partial:
+                    fill(partial)
+                    _publish(partial, self._run_path(run_id))
+        return self._run_path(run_id)
+
+    def _run_path(self, run_id: str) -> Path:
+        return self.root / "runs" / run_id
+
+    # ------------------------------------------------------------ records, locks and unfinished work
+
+    def write_record(self, path: Path, record: Config) -> None:
+        """Write a small JSON record, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        _write_json(unfinished, record)
+        _put(unfinished, path)
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Hold `key` against other processes and threads; a second one waits. Ends with the process, however it ends."""
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{key}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _partial(self, name: str) -> Iterator[Path]:
+        """An empty folder under `partial/`, gone afterwards unless it was published."""
+        partial = self.root / "partial" / name
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+class _DatasetWriter:
+    """Cuts a stream of episodes into shards and hashes and measures them on the way."""
+
+    def __init__(self, folder: Path, shard_bytes: int) -> None:
+        self._folder, self._shard_bytes = folder, shard_bytes
+        self._first: Trajectories | None = None
+        self._hashers = {"observations": ColumnHasher(), "actions": ColumnHasher()}
+        self._moments = {"observations": MomentsOf(), "actions": MomentsOf()}
+        self._ends: list[np.ndarray] = []
+        self._shards: list[Shard] = []
+        self._parts: list[Trajectories] = []
+        self._bytes = 0
+
+    def add(self, trajectories: Trajectories) -> None:
+        """Append episodes. Raises DatasetError if their columns or actions differ in kind from those before."""
+        if trajectories.n_episodes == 0:
+            return
+        first = self._first = self._first or trajectories
+        _check_same_kind(first, trajectories)
+        self._hashers["observations"].update(np.asarray(trajectories.observations))
+        self._hashers["actions"].update(np.asarray(trajectories.actions))
+        self._moments["observations"].update(trajectories.step_observations)
+        self._moments["actions"].update(np.asarray(trajectories.actions))
+        self._ends.append(
+            np.stack(
+                [trajectories.lengths, trajectories.terminated, trajectories.truncated, trajectories.final_observed], 1
+            ).astype(np.int64)
+        )
+        row = columns.row_bytes(trajectories.observations), columns.row_bytes(trajectories.actions)
+        start = 0
+        sizes = (trajectories.lengths + 1) * row[0] + trajectories.lengths * row[1]
+        for episode, size in enumerate(sizes):
+            if self._bytes and self._bytes + size > self._shard_bytes:
+                self._take(trajectories, start, episode)
+                self._flush()
+                start = episode
+            self._bytes += int(size)
+        self._take(trajectories, start, trajectories.n_episodes)
+
+    def _take(self, trajectories: Trajectories, start: int, stop: int) -> None:
+        if stop > start:
+            self._parts.append(_episodes(trajectories, start, stop))
+
+    def _flush(self) -> None:
+        index = len(self._shards)
+        files = {}
+        for name in ("observations", "actions"):
+            path = self._folder / f"{name}-{index:05d}.arrow"
+            columns.write(path, np.concatenate([np.asarray(getattr(p, name)) for p in self._parts]))
+            files[path.name] = path.stat().st_size
+        self._shards.append(
+            Shard(
+                n_episodes=sum(p.n_episodes for p in self._parts),
+                n_steps=sum(p.n_steps for p in self._parts),
+                files=files,
+            )
+        )
+        self._parts, self._bytes = [], 0
+
+    def finish(self, name: str, provenance: JsonValue, findings: tuple[Finding, ...]) -> DatasetManifest:
+        """Write what is left and say what it all is."""
+        if self._first is None:
+            raise DatasetError(f"dataset '{name}' would have no episodes: there is nothing to store.")
+        self._flush()
+        lengths, terminated, truncated, final_observed = np.concatenate(self._ends).T
+        ends = {
+            "length": lengths,
+            "terminated": terminated.astype(bool),
+            "truncated": truncated.astype(bool),
+            "final_observed": final_observed.astype(bool),
+        }
+        path = self._folder / "episodes.arrow"
+        pl.DataFrame(ends).write_ipc(path, compression="uncompressed")
+        first = self._first
+        return DatasetManifest(
+            name=name,
+            digest=digest_of_columns(
+                self._hashers["observations"],
+                self._hashers["actions"],
+                np.concatenate([[0], np.cumsum(lengths)]),
+                ends["terminated"],
+                ends["truncated"],
+                ends["final_observed"],
+                first.n_actions,
+                first.action_bounds,
+            ),
+            n_episodes=len(lengths),
+            n_steps=int(lengths.sum()),
+            n_terminated=int(terminated.sum()),
+            n_truncated=int(truncated.sum()),
+            n_unobserved=int((final_observed == 0).sum()),
+            observation=_spec(first.observations),
+            action=_spec(first.actions),
+            n_actions=first.n_actions,
+            action_bounds=first.action_bounds,
+            lengths=Lengths(
+                minimum=int(lengths.min()),
+                median=float(np.median(lengths)),
+                mean=float(lengths.mean()),
+                maximum=int(lengths.max()),
+            ),
+            statistics={key: moments.moments().to_json() for key, moments in self._moments.items()},
+            shards=tuple(self._shards),
+            episodes_bytes=path.stat().st_size,
+            provenance=provenance,
+            findings=findings,
+        )
+
+
+def _spec(column: Column) -> ArraySpec:
+    return ArraySpec(shape=column.shape[1:], dtype=column.dtype.name)
+
+
+def _episodes(trajectories: Trajectories, start: int, stop: int) -> Trajectories:
+    """Episodes start .. stop as views."""
+    a, b = int(trajectories.offsets[start]), int(trajectories.offsets[stop])
+    return Trajectories(
+        observations=trajectories.observations[a + start : b + stop],
+        actions=trajectories.actions[a:b],
+        offsets=trajectories.offsets[start : stop + 1] - a,
+        terminated=trajectories.terminated[start:stop],
+        truncated=trajectories.truncated[start:stop],
+        final_observed=trajectories.final_observed[start:stop],
+        n_actions=trajectories.n_actions,
+        action_bounds=trajectories.action_bounds,
+    )
+
+
+def _check_same_kind(first: Trajectories, other: Trajectories) -> None:
+    for name in ("observations", "actions"):
+        a, b = getattr(first, name), getattr(other, name)
+        if (a.dtype, a.shape[1:]) != (b.dtype, b.shape[1:]):
+            raise DatasetError(f"'{name}' are {a.dtype} {a.shape[1:]} and later {b.dtype} {b.shape[1:]}.")
+    if (first.n_actions, first.action_bounds) != (other.n_actions, other.action_bounds):
+        raise DatasetError("what actions mean changes between episodes: number of choices or bounds differ.")
+
+
+def _write_label_shard(partial: Path, index: int, labels: Labels) -> None:
+    """Diagnostics first, rewards last: the rewards file says that the shard is finished."""
+    if labels.diagnostics is not None:
+        path = partial / f"diagnostics-{index:05d}.arrow"
+        labels.diagnostics.write_ipc(path.with_suffix(".unfinished"), compression="uncompressed")
+        _put(path.with_suffix(".unfinished"), path)
+    path = partial / f"rewards-{index:05d}.arrow"
+    columns.write(path.with_suffix(".unfinished"), labels.rewards)
+    _put(path.with_suffix(".unfinished"), path)
+
+
+def _finish_labels(partial: Path, dataset: StoredDataset, label_id: str, origin: JsonValue) -> None:
+    shards = []
+    parts = []
+    for index, shard in enumerate(dataset.manifest.shards):
+        path = partial / f"rewards-{index:05d}.arrow"
+        parts.append(columns.read(path))
+        files = {path.name: path.stat().st_size}
+        shards.append(Shard(n_episodes=shard.n_episodes, n_steps=shard.n_steps, files=files))
+    tables = [pl.read_ipc(p) for p in sorted(partial.glob("diagnostics-*.arrow"))]
+    diagnostics_bytes = None
+    if tables:
+        pl.concat(tables).write_ipc(partial / "diagnostics.arrow", compression="uncompressed")
+        diagnostics_bytes = (partial / "diagnostics.arrow").stat().st_size
+        for path in partial.glob("diagnostics-*.arrow"):
+            path.unlink()
+    rewards = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    manifest = LabelsManifest(
+        dataset=dataset.digest,
+        id=label_id,
+        n_steps=dataset.manifest.n_steps,
+        n_episodes=dataset.manifest.n_episodes,
+        shards=tuple(shards),
+        diagnostics_bytes=diagnostics_bytes,
+        rewards=_summary(rewards.astype(np.float64)),
+        returns=_summary(episode_returns(rewards, dataset.trajectories().offsets)),
+        origin=origin,
+    )
+    _write_json(partial / "manifest.json", manifest)
+
+
+def _summary(values: np.ndarray) -> dict[str, JsonValue]:
+    return {
+        "sum": float(values.sum()),
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "minimum": float(values.min()),
+        "maximum": float(values.max()),
+    }
+
+
+def _write_json(path: Path, model: Config) -> None:
+    path.write_text(model.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def _put(unfinished: Path, path: Path) -> None:
+    """Make a finished file appear at once, for good."""
+    _fsync(unfinished)
+    unfinished.rename(path)
+    _fsync(path.parent)
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Make a finished folder appear at once, for good."""
+    for file in partial.rglob("*"):
+        _fsync(file)
+    _fsync(partial)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial.rename(target)
+    _fsync(target.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_manifest(path: Path, model: type[M]) -> M:
+    file = path / "manifest.json"
+    try:
+        return model.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, pydantic.ValidationError) as error:
+        raise StoreError(f"{file} cannot be read: {error}") from error
+
+
+def _check_sizes(path: Path, files: dict[str, int]) -> None:
+    for name, size in files.items():
+        found = (path / name).stat().st_size if (path / name).exists() else None
+        if found != size:
+            said = "is missing" if found is None else f"has {found:,} bytes"
+            raise StoreError(
+                f"{path / name} {said}, its manifest says {size:,}: it is cut or was altered. "
+                f"Delete {path} and make it again."
+            )
