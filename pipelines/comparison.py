@@ -1,0 +1,167 @@
+"""The comparison: which way of labelling was worth it, from what lies in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from pydantic import JsonValue
+
+from data.config import Config
+from data.labels import episode_returns
+
+
+class Agreement(Config):
+    """How far labels agree with the file's own rewards; None where it is not defined, as for constant labels.
+
+    Correlations over steps, and over the undiscounted returns of episodes.
+    """
+
+    pearson_steps: float | None
+    spearman_steps: float | None
+    pearson_returns: float | None
+    spearman_returns: float | None
+
+
+class LabelRow(Config):
+    """One label set. convergence: what the labeler's diagnostics come to, in words; notes: what it warned of."""
+
+    dataset: str
+    labeler: str
+    label_id: str
+    agreement: Agreement | None
+    rewards: dict[str, JsonValue]
+    returns: dict[str, JsonValue]
+    convergence: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class ScoreRow(Config):
+    """What policies trained on one label set reach.
+
+    scores: by seed, the mean over the evaluation episodes of the final policy; None for a run that is not there, and
+        for all where policies are not rolled out. mean, std: over the seeds there are; std is the sample's, None below
+        two. losses: by name, the final value, mean over seeds.
+    """
+
+    dataset: str
+    algorithm: str
+    labeler: str
+    scores: dict[int, float | None]
+    mean: float | None
+    std: float | None
+    n: int
+    losses: dict[str, float] = {}
+
+
+class DataRow(Config):
+    """A dataset by its own account. score: mean return of its episodes in the unit of the scores, if it has rewards."""
+
+    dataset: str
+    digest: str
+    n_episodes: int
+    n_steps: int
+    unit: Literal["normalised score", "return"] | None
+    score: float | None
+
+
+class Comparison(Config):
+    """All that a study came to. complete: every run that the study names is there."""
+
+    format: Literal["assay-comparison/1"] = "assay-comparison/1"
+    study: str
+    id: str
+    complete: bool
+    data: tuple[DataRow, ...]
+    labels: tuple[LabelRow, ...]
+    scores: tuple[ScoreRow, ...]
+
+    def label_row(self, dataset: str, labeler: str) -> LabelRow:
+        """The row of a label set."""
+        return next(row for row in self.labels if (row.dataset, row.labeler) == (dataset, labeler))
+
+    def frame(self) -> pl.DataFrame:
+        """One row a dataset, algorithm and labeler, as shown."""
+        rows = []
+        for score in self.scores:
+            label = self.label_row(score.dataset, score.labeler)
+            agreement = label.agreement.model_dump() if label.agreement else dict.fromkeys(Agreement.model_fields)
+            rows.append(
+                {
+                    "dataset": score.dataset,
+                    "algorithm": score.algorithm,
+                    "labeler": score.labeler,
+                    "mean": score.mean,
+                    "std": score.std,
+                    "n": score.n,
+                    **agreement,
+                    "convergence": label.convergence,
+                    "label_id": label.label_id,
+                }
+            )
+        numbers = dict.fromkeys(("mean", "std", *Agreement.model_fields), pl.Float64)
+        return pl.DataFrame(rows, schema_overrides={**numbers, "convergence": pl.String})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of n values; None where not defined."""
+
+    mean: float | None
+    std: float | None
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and spread of the values there are."""
+    n = len(values)
+    mean = float(np.mean(values)) if n else None
+    return Spread(mean, float(np.std(values, ddof=1)) if n > 1 else None, n)
+
+
+def agreement(rewards: np.ndarray, reference: np.ndarray, offsets: np.ndarray) -> Agreement:
+    """Correlations of `rewards` with `reference`, both [N], in episodes given by offsets [E + 1]."""
+    returns, reference_returns = episode_returns(rewards, offsets), episode_returns(reference, offsets)
+    return Agreement(
+        pearson_steps=pearson(rewards, reference),
+        spearman_steps=pearson(ranks(rewards), ranks(reference)),
+        pearson_returns=pearson(returns, reference_returns),
+        spearman_returns=pearson(ranks(returns), ranks(reference_returns)),
+    )
+
+
+def pearson(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Correlation in float64; None if either is constant, but for float32 rounding, or shorter than two."""
+    if len(x) < 2:
+        return None
+    centred = []
+    for values in (x.astype(np.float64), y.astype(np.float64)):
+        if np.ptp(values) <= 1e-6 * np.abs(values).max():
+            return None
+        centred.append(values - values.mean())
+    a, b = centred
+    return float(np.clip((a @ b) / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """[N] float64 ranks, ties sharing their mean rank, so that the correlation of ranks is Spearman's."""
+    return pl.Series(values).rank("average").to_numpy()
+
+
+def convergence(diagnostics: pl.DataFrame | None) -> str | None:
+    """How labelling went, in words: outcomes by count, the largest error, the median of iterations."""
+    if diagnostics is None:
+        return None
+    said = []
+    for name in diagnostics.columns:
+        column = diagnostics[name]
+        if column.dtype == pl.String or column.dtype == pl.Boolean or column.dtype == pl.Categorical:
+            counts = column.value_counts(sort=True)
+            said += [
+                f"{value if column.dtype != pl.Boolean else f'{name} {value}'} {n}/{len(column)}"
+                for value, n in counts.iter_rows()
+            ]
+    return ", ".join(said) or None

@@ -1,0 +1,267 @@
+"""The work of a study, step by step: what each step's result is called, whether it is there, and how it is made.
+
+Everything is found by content: the key of an ingestion gives a dataset digest, that and a labeler's evidence give
+label ids, those and the training settings give run ids. Every step returns at once if its result is there. Nothing
+here knows of Prefect; tracking is given from outside.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import JsonValue
+
+from algorithms.evaluation import resolve_device
+from data.digests import digest_of
+from data.errors import ConfigurationError
+from data.ingest import Ingested, ingest, ingest_key, ingested
+from data.labels import Labels, label_id
+from data.readers import recognise
+from data.readers.reader import Reader
+from data.store import Store, StoredDataset, StoredLabels
+from data.trajectories import Trajectories
+from labelers.evidence import NOTHING, Evidence
+from labelers.labeler import FittedLabeler
+from pipelines.home import Home
+from pipelines.progress import bar
+from pipelines.study import SELF, SOURCE, Study
+
+
+@dataclass(frozen=True)
+class LabelIds:
+    """A label set as the labeler gave it (raw), and after its transforms (final; the same id if it has none)."""
+
+    raw: str
+    final: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study: what is trained on which labels from which seed."""
+
+    dataset: str
+    algorithm: str
+    labeler: str
+    seed: int
+    label_id: str
+    run_id: str
+
+    @property
+    def name(self) -> str:
+        """For people; the identity is `run_id`."""
+        return f"{self.dataset} {self.labeler} {self.algorithm} seed {self.seed}"
+
+
+class Work:
+    """A study and the home folder in which it is done."""
+
+    def __init__(self, study: Study, home: Home) -> None:
+        self.study = study
+        self.home = home
+        self.store: Store = home.store
+        self._keys: dict[str, str] = {}
+        self._datasets: dict[str, StoredDataset] = {}
+        self._evidence: dict[tuple[str, str], Evidence] = {}
+
+    # ------------------------------------------------------------ identities
+
+    @cached_property
+    def id(self) -> str:
+        """Identity of the study, known before any work: what it says and the content of its files."""
+        said = self.study.model_dump(mode="json", exclude={"tracking", "device", "datasets", "demonstrations"})
+        datasets = {
+            name: {"ingest": self.ingest_key(name), **entry.model_dump(mode="json", exclude={"path", "reader"})}
+            for name, entry in self.study.datasets.items()
+        }
+        demonstrations = {name: self.ingest_key(name) for name in self.study.demonstrations}
+        versions = {name: labeler.version for name, labeler in self.study.labelers.items()}
+        return digest_of({**said, "datasets": datasets, "demonstrations": demonstrations, "versions": versions})
+
+    def reader(self, name: str) -> Reader:
+        """How a source file is read."""
+        entry = self.study.files()[name]
+        return entry.reader or recognise(entry.path)
+
+    def ingest_key(self, name: str) -> str:
+        """Key of a source file's ingestion."""
+        if name not in self._keys:
+            self._keys[name] = ingest_key(self.study.files()[name].path, name, self.reader(name))
+        return self._keys[name]
+
+    def ingested(self, name: str) -> Ingested | None:
+        """What the ingestion of a source file gave, or None if it is still to be done."""
+        return ingested(self.ingest_key(name), self.store)
+
+    def dataset(self, name: str) -> StoredDataset:
+        """An ingested dataset."""
+        if name not in self._datasets:
+            found = self.ingested(name)
+            assert found is not None, f"{name} is used before it is ingested"
+            self._datasets[name] = self.store.dataset(name, found.dataset)
+        return self._datasets[name]
+
+    def source_labels(self, name: str) -> str | None:
+        """Id of the label set of a file's own rewards, if it has any."""
+        found = self.ingested(name)
+        assert found is not None, f"{name} is used before it is ingested"
+        return found.source_labels
+
+    def evidence(self, dataset: str, labeler: str) -> Evidence:
+        """What a labeler may look at, resolved. Label sets that it names must be there."""
+        if (dataset, labeler) not in self._evidence:
+            spec = self.study.labelers[labeler].evidence_spec
+            found = NOTHING if spec is None else spec.resolve(_StudyEvidence(self, dataset))
+            self._evidence[dataset, labeler] = found
+        return self._evidence[dataset, labeler]
+
+    def label_ids(self, dataset: str, labeler: str) -> LabelIds:
+        """Ids of a labeler's label sets, whether or not they are there yet."""
+        configuration = self.study.labeler(labeler)
+        digest = self.dataset(dataset).digest
+        if configuration.kind == SOURCE:
+            raw = self._source_labels_or_refuse(dataset)
+        else:
+            evidence = self.evidence(dataset, labeler).digest
+            raw = label_id(digest, configuration.identity(), configuration.version, evidence)
+        if not configuration.transforms:
+            return LabelIds(raw, raw)
+        return LabelIds(raw, label_id(digest, self._transformed(labeler), 1, raw))
+
+    def cells(self, dataset: str, algorithm: str) -> list[Cell]:
+        """The runs of one dataset and algorithm, one population. Their label sets need not be there, their evidence must."""
+        cells = []
+        for labeler in self.study.labelers:
+            label = self.label_ids(dataset, labeler).final
+            for seed in self.study.seeds:
+                identity: dict[str, JsonValue] = {
+                    "dataset": self.dataset(dataset).digest,
+                    "labels": label,
+                    "algorithm": self.study.algorithms[algorithm].model_dump(mode="json"),
+                    "training": self.study.training.model_dump(mode="json"),
+                    "seed": seed,
+                    "evaluation": self._evaluation(dataset),
+                }
+                cells.append(Cell(dataset, algorithm, labeler, seed, label, digest_of(identity)))
+        return cells
+
+    def _evaluation(self, dataset: str) -> JsonValue:
+        environment = self.study.datasets[dataset].environment
+        if environment is None:
+            return None
+        return {"environment": environment, **self.study.evaluation.model_dump(mode="json")}
+
+    def _transformed(self, labeler: str) -> dict[str, JsonValue]:
+        transforms = [t.model_dump(mode="json") for t in self.study.labeler(labeler).transforms]
+        return {"kind": "transformed", "transforms": transforms}
+
+    def _source_labels_or_refuse(self, dataset: str) -> str:
+        found = self.source_labels(dataset)
+        if found is None:
+            raise ConfigurationError(f"dataset '{dataset}' has no rewards of its own, and a labeler asks for them.")
+        return found
+
+    # ------------------------------------------------------------ steps
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where labelers and algorithms compute."""
+        return resolve_device(self.study.device)
+
+    def ingest(self, name: str) -> Ingested:
+        """Read a source file into the store."""
+        entry, reader = self.study.files()[name], self.reader(name)
+        with reader.open(entry.path) as source:
+            total = source.n_steps
+        with bar(f"ingest {name}", total, "steps") as progress:
+            return ingest(entry.path, name, self.store, reader, progress)
+
+    def label(self, dataset: str, labeler: str) -> StoredLabels:
+        """Make a labeler's label sets: as the labeler gives it, then transformed."""
+        stored, ids = self.dataset(dataset), self.label_ids(dataset, labeler)
+        if not self.store.has_labels(stored.digest, ids.raw):
+            self._label_raw(stored, ids.raw, dataset, labeler)
+        if ids.final != ids.raw and not self.store.has_labels(stored.digest, ids.final):
+            self._label_transformed(stored, ids, labeler)
+        return self.store.labels(stored.digest, ids.final)
+
+    def _label_raw(self, stored: StoredDataset, label: str, dataset: str, labeler: str) -> None:
+        configuration, evidence = self.study.labelers[labeler], self.evidence(dataset, labeler)
+        spec = configuration.evidence_spec
+        origin: dict[str, JsonValue] = {
+            "labeler": configuration.identity(),
+            "version": configuration.version,
+            "evidence": {
+                "digest": evidence.digest,
+                "named": None if spec is None else spec.model_dump(mode="json"),
+            },
+        }
+        fitted: list[FittedLabeler] = []
+        started = time.perf_counter()
+        with (
+            bar(f"label {dataset} with {labeler}", stored.manifest.n_episodes, "episodes") as progress,
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.simplefilter("always")
+
+            def make(index: int, shard: Trajectories, steps: slice) -> Labels:
+                if not fitted:
+                    fitted.append(configuration.fit(stored.trajectories(), evidence, device=self.device))
+                known = None if evidence.rewards is None else evidence.rewards[steps]
+                labels = fitted[0].label(shard, known, progress)
+                # The manifest is written after the last shard: it takes up what is known by then.
+                origin["seconds"] = round(time.perf_counter() - started, 3)
+                origin["notes"] = sorted({str(w.message) for w in caught})
+                return labels
+
+            self.store.write_labels(stored, label, make, origin)
+
+    def _label_transformed(self, stored: StoredDataset, ids: LabelIds, labeler: str) -> None:
+        raw = self.store.labels(stored.digest, ids.raw)
+        rewards = np.asarray(raw.rewards)
+        offsets = stored.trajectories().offsets
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for transform in self.study.labeler(labeler).transforms:
+                rewards = transform.apply(rewards, offsets)
+        origin: dict[str, JsonValue] = {
+            "labeler": self._transformed(labeler),
+            "evidence": {"digest": ids.raw},
+            "raw": raw.manifest.origin,
+            "notes": sorted({str(w.message) for w in caught}),
+        }
+        self.store.write_labels(stored, ids.final, lambda index, shard, steps: Labels(rewards[steps]), origin)
+
+
+class _StudyEvidence:
+    """Where a labeler's evidence is looked up: the files and label sets of the study. Labels are meant as the labeler
+    gave them, before transforms; `source` is what the file said."""
+
+    def __init__(self, work: Work, dataset: str) -> None:
+        self._work = work
+        self._dataset = dataset
+
+    def trajectories(self, name: str) -> Trajectories:
+        return self._work.dataset(self._name(name)).trajectories()
+
+    def rewards(self, name: str, labels: str) -> np.ndarray:
+        owner = self._name(name)
+        if labels == SOURCE:
+            found = self._work.source_labels(owner)
+            if found is None:
+                raise ConfigurationError(f"dataset '{owner}' has no rewards of its own, and a labeler asks for them.")
+        else:
+            found = self._work.label_ids(owner, labels).raw
+        return np.asarray(self._work.store.labels(self._work.dataset(owner).digest, found).rewards)
+
+    def demonstrations_of_dataset(self) -> str | None:
+        return self._work.study.demonstrations_of(self._dataset)
+
+    def _name(self, name: str) -> str:
+        return self._dataset if name == SELF else name
