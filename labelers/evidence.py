@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from data.config import Config
 from data.digests import ColumnHasher, digest_of
@@ -119,7 +121,41 @@ class KnownRewards(EvidenceSpec):
         return [Reference("self", self.labels, (field, "labels"))]
 
     def resolve(self, source: EvidenceSource) -> Evidence:
+        return _known(np.asarray(source.rewards("self", self.labels), np.float32))
+
+
+class LabelledTransitions(EvidenceSpec):
+    """Rewards of a part of the dataset itself, by a named label set: some steps anywhere, or some whole episodes.
+
+    fraction: in (0, 1], of the steps or of the episodes; floor(fraction * n + 1/2) of them, never more or fewer.
+    per: what is drawn, uniformly and without replacement. The draw depends on `seed`, on their number and on their
+        order in the dataset alone; with one seed, a larger fraction contains every smaller one.
+    """
+
+    labels: str = "source"
+    fraction: float = Field(default=0.01, gt=0, le=1)
+    per: Literal["step", "episode"] = "step"
+    seed: int = Field(default=0, ge=0)
+
+    def references(self, field: str) -> list[Reference]:
+        return [Reference("self", self.labels, (field, "labels"))]
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
         rewards = np.asarray(source.rewards("self", self.labels), np.float32)
-        hasher = ColumnHasher()
-        hasher.update(rewards)
-        return Evidence(digest=digest_of({"rewards": hasher.digest()}), rewards=rewards)
+        trajectories = source.trajectories("self")
+        n = trajectories.n_steps if self.per == "step" else trajectories.n_episodes
+        count = math.floor(self.fraction * n + 0.5)
+        if count == 0:
+            raise ConfigurationError(
+                f"fraction: {self.fraction} of {n:,} {self.per}s is none: {1 / n:.2g} would be one of them."
+            )
+        chosen = np.zeros(n, bool)
+        chosen[np.random.default_rng(self.seed).permutation(n)[:count]] = True
+        labelled = chosen if self.per == "step" else np.repeat(chosen, trajectories.lengths)
+        return _known(np.where(labelled, rewards, np.float32(np.nan)))
+
+
+def _known(rewards: np.ndarray) -> Evidence:
+    hasher = ColumnHasher()
+    hasher.update(rewards)
+    return Evidence(digest=digest_of({"rewards": hasher.digest()}), rewards=rewards)
