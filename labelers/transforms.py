@@ -79,8 +79,8 @@ class SmoothGaussian(_Transform):
 class SmoothUniform(_Transform):
     """The mean of `window` rewards around a step, from it on, or up to it (Lee et al. 2024).
 
-    side: `centre`, as many on either side (an even window has one more in the future); `before`, a reward is paid on the
-        `window` steps before it arrives, itself included, and looks into the future; `after`, on those from it on.
+    side: `centre`, as many on either side (an even window has one more in the future); `before`, a reward is paid on
+        the `window` steps up to its own, which looks into the future; `after`, on those from its own on.
     Beyond an episode's ends its first and last reward go on.
     """
 
