@@ -8,42 +8,26 @@ learns exactly as if alone. P = 1 is the ordinary case.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.policy import Policy
+from algorithms.spec import Spec
 from data.config import Config
-
-
-@dataclass(frozen=True, eq=False)
-class Spec:
-    """What a learner must know of the data before it sees any.
-
-    observation_shape, action_shape: of one step. n_actions: as in `Trajectories`, None for continuous actions.
-    observation_mean, observation_std: [*observation_shape] float32, for standardising; constant columns have std 1.
-    action_low, action_high: [*action_shape] float32, for continuous actions: declared bounds, else the data's range.
-    """
-
-    observation_shape: tuple[int, ...]
-    action_shape: tuple[int, ...]
-    n_actions: tuple[int, ...] | None
-    observation_mean: np.ndarray
-    observation_std: np.ndarray
-    action_low: np.ndarray | None
-    action_high: np.ndarray | None
+from labelers.networks import load_tensors
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B transitions for each of P members.
+    """B transitions for each of P members, as networks read them (`algorithms/spec.py`).
 
-    observations, next_observations: [P, B, *observation] float32, standardised. actions: [P, B, *action].
-    rewards: [P, B] float32, each member's own labels. discounts: [P, B] float32, 0 after a termination, else the
-        discount factor.
+    observations, next_observations: [P, B, D] float32, standardised. actions: [P, B, A] float32, encoded.
+    rewards: [P, B] float32, each member's own labels. discounts: [P, B] float32, 0 after a termination, else 1: what
+        an algorithm's own discount factor is multiplied with.
     """
 
     observations: Tensor
@@ -53,21 +37,46 @@ class Batch:
     discounts: Tensor
 
 
-class State(Protocol):
-    """All that training changes: networks, optimiser moments, step counts, generators. Updated in place."""
+class Stateful(Protocol):
+    """Anything with tensors that training changes: networks, optimisers."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor by name; loading it into a fresh state resumes exactly."""
+        """Every tensor by name."""
 
-    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Inverse of `state_dict`. Raises KeyError or ValueError if names or shapes differ."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`, in place. Raises KeyError or ValueError if names or shapes differ."""
 
 
-class Policy(Protocol):
-    """P policies, acting on raw (not standardised) observations; what is saved and evaluated."""
+@dataclass(eq=False)
+class State:
+    """All that an algorithm's training changes, updated in place. A subclass adds tensors and `Stateful` fields.
 
-    def act(self, observations: Tensor) -> Tensor:
-        """[P, B, *observation] -> [P, B, *action], the policy's best action, within bounds."""
+    spec: of the data; no part of `state_dict`.
+    """
+
+    spec: Spec
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor by name (`field` or `field.name`); loading it into a fresh state resumes exactly."""
+        named: dict[str, Tensor] = {}
+        for part, held in self._parts().items():
+            if isinstance(held, Tensor):
+                named[part] = held.detach()
+            else:
+                named |= {f"{part}.{name}": tensor for name, tensor in held.state_dict().items()}
+        return named
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`, in place. Raises KeyError or ValueError if names or shapes differ."""
+        for part, held in self._parts().items():
+            if isinstance(held, Tensor):
+                load_tensors({part: held.detach()}, {part: tensors[part]})
+            else:
+                own = {n.removeprefix(f"{part}."): t for n, t in tensors.items() if n.startswith(f"{part}.")}
+                held.load_state_dict(own)
+
+    def _parts(self) -> dict[str, Tensor | Stateful]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "spec"}
 
 
 S = TypeVar("S", bound=State)
@@ -79,9 +88,12 @@ class Algorithm(Config, Generic[S]):
     kind: str
 
     @abstractmethod
-    def init(self, spec: Spec, seeds: Sequence[int], device: torch.device) -> S:
-        """A fresh population, one member per seed; a member depends on its seed alone. Raises ConfigurationError if the
-        algorithm does not fit the data (continuous actions only, say), naming those that do."""
+    def init(self, spec: Spec, seeds: Sequence[int], steps: int, device: torch.device) -> S:
+        """A fresh population, one member per seed; a member depends on its seed alone.
+
+        steps: updates that are planned, for schedules. Raises ConfigurationError if the algorithm does not fit the data
+        (continuous actions only, say), naming those that do.
+        """
 
     @abstractmethod
     def update(self, state: S, batch: Batch) -> dict[str, Tensor]:
@@ -89,4 +101,4 @@ class Algorithm(Config, Generic[S]):
 
     @abstractmethod
     def policy(self, state: S) -> Policy:
-        """The current policies."""
+        """The current policies; they share the state's tensors and change with it."""

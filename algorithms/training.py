@@ -1,0 +1,330 @@
+"""Training: batches, logging and checkpoints for a population of members, whatever the algorithm.
+
+Member p draws its batches from its own seed and reads the rewards of its own label set. The batch of a step depends on
+seed and step alone, so a resumed run goes on with just the batches that it would have had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import polars as pl
+import torch
+from pydantic import Field, JsonValue
+from torch import Tensor
+
+from algorithms.algorithm import Algorithm, Batch, State
+from algorithms.files import read_about, read_tensors, write_tensors
+from algorithms.policy import Policy
+from algorithms.policy import load_policy as load_policy
+from algorithms.policy import save_policy as save_policy
+from algorithms.spec import Spec
+from data.config import Config
+from data.errors import ConfigurationError, DatasetError, WorkError
+from data.trajectories import Column, Trajectories
+from labelers.networks import generator
+
+FORMAT = "assay checkpoint, version 1"
+
+BLOCK = 64
+"""Steps whose batches are drawn together."""
+
+Evaluate: TypeAlias = Callable[[Policy], Mapping[str, np.ndarray]]
+"""What policies are worth: any number of metrics by name, each [P]."""
+
+S = TypeVar("S", bound=State)
+
+
+class Training(Config):
+    """How long and how often.
+
+    steps: updates of every member. batch_size: transitions an update, drawn with replacement. log_every: steps whose
+    metrics are averaged into one row. checkpoint_every: steps that a kill may cost.
+    """
+
+    steps: int = Field(default=100_000, gt=0)
+    batch_size: int = Field(default=256, gt=0)
+    log_every: int = Field(default=1_000, gt=0)
+    checkpoint_every: int = Field(default=5_000, gt=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One run of a population.
+
+    run_id: its identity: of data, labels, settings and seed. rewards: [N] float32, its labels. seed: >= 0.
+    """
+
+    run_id: str
+    rewards: Column
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training leaves.
+
+    policy: of all members, in their order. metrics: one row for each member, step and name, with columns member
+        (int32), step (int64), name, value (float64). The row of a step holds means over the steps since the row before.
+    """
+
+    policy: Policy
+    metrics: pl.DataFrame
+
+
+def silent(done: int) -> None:
+    """Progress nobody watches."""
+
+
+def train(
+    algorithm: Algorithm[S],
+    trajectories: Trajectories,
+    members: Sequence[Member],
+    training: Training,
+    *,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int | None = None,
+    progress: Callable[[int], None] = silent,
+    on_checkpoint: Callable[[pl.DataFrame], None] | None = None,
+) -> Trained:
+    """Train all members as one program, each exactly as if alone.
+
+    checkpoint: file that is written every `checkpoint_every` steps and at the end, and from which training goes on if
+        it is there; on one machine with as many threads, a resumed run gives the same bits.
+    evaluate: called every `evaluate_every` steps and after the last; what it returns joins the metrics.
+    progress: called with the number of steps just done, those of a checkpoint first.
+    on_checkpoint: called with all metrics so far after each checkpoint (without a file, just as often).
+    Raises ConfigurationError or DatasetError if algorithm, data and members do not fit together, or if the checkpoint
+    belongs to other ones; WorkError if a loss is no longer finite.
+    """
+    spec = Spec.of(trajectories)
+    state = algorithm.init(spec, [m.seed for m in members], training.steps, device)
+    log = _Log(members)
+    identity: dict[str, JsonValue] = {
+        "members": [m.run_id for m in members],
+        "seeds": [m.seed for m in members],
+        "algorithm": algorithm.model_dump(mode="json"),
+        "training": training.model_dump(mode="json"),
+    }
+    step = 0
+    if checkpoint is not None and checkpoint.exists():
+        step = _resume(checkpoint, identity, state, log)
+        progress(step)
+    transitions = _Transitions(trajectories, spec, members, training.batch_size, device)
+    policy = algorithm.policy(state)
+
+    def due(every: int | None) -> bool:
+        return step == training.steps or (every is not None and step % every == 0)
+
+    with _threads():
+        while step < training.steps:
+            log.add(algorithm.update(state, transitions.batch(step)))
+            step += 1
+            if due(training.log_every):
+                log.row(step)
+            if evaluate is not None and due(evaluate_every):
+                log.evaluation(step, evaluate(policy))
+            if due(training.checkpoint_every):
+                log.check(step)
+                if checkpoint is not None:
+                    _write_checkpoint(checkpoint, identity, step, state, log)
+                if on_checkpoint is not None:
+                    on_checkpoint(log.frame())
+            progress(1)
+    return Trained(policy, log.frame())
+
+
+def checkpoint_members(path: Path) -> tuple[str, ...] | None:
+    """Run ids of the members whose checkpoint lies at `path`; None if there is no file.
+
+    Raises StoreError if the file is no checkpoint.
+    """
+    if not path.exists():
+        return None
+    return tuple(read_about(path, FORMAT)["identity"]["members"])
+
+
+class _Transitions:
+    """All transitions in the device's memory, shared by the members, and their batches."""
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        spec: Spec,
+        members: Sequence[Member],
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        steps = trajectories.transition_index
+        if not len(steps):
+            raise DatasetError(
+                f"no transition among {trajectories.n_steps:,} steps: each is the last of a truncated episode whose "
+                "final observation is not known."
+            )
+        self._device, self._batch_size = device, batch_size
+        self._seeds = [m.seed for m in members]
+        self._n_transitions = len(steps)
+        self._observations = spec.standardise(torch.from_numpy(np.asarray(trajectories.observations))).to(device)
+        self._actions = torch.from_numpy(spec.encode(trajectories.actions[steps])).to(device)
+        self._rows = torch.from_numpy(trajectories.observation_rows(steps)).to(device)
+        self._discounts = torch.from_numpy(trajectories.continues[steps].astype(np.float32)).to(device)
+        columns = {id(m.rewards): m.rewards for m in members}
+        places = {key: place for place, key in enumerate(columns)}
+        for member in members:
+            _check_rewards(member, trajectories)
+        self._rewards = torch.from_numpy(np.stack([c[steps] for c in columns.values()])).to(device)
+        self._label_set = torch.tensor([[places[id(m.rewards)]] for m in members], device=device)
+        self._block: tuple[int, Tensor] | None = None
+
+    def batch(self, step: int) -> Batch:
+        """The batch of one step, the first being 0."""
+        block, within = divmod(step, BLOCK)
+        if self._block is None or self._block[0] != block:
+            drawn = [
+                torch.randint(
+                    self._n_transitions, (BLOCK, self._batch_size), generator=generator(seed, f"batches {block}")
+                )
+                for seed in self._seeds
+            ]
+            self._block = block, torch.stack(drawn, dim=1).to(self._device)
+        index = self._block[1][within]
+        rows = self._rows[index]
+        return Batch(
+            observations=self._observations[rows],
+            actions=self._actions[index],
+            rewards=self._rewards[self._label_set, index],
+            next_observations=self._observations[rows + 1],
+            discounts=self._discounts[index],
+        )
+
+
+def _check_rewards(member: Member, trajectories: Trajectories) -> None:
+    if member.rewards.dtype != np.float32 or member.rewards.shape != (trajectories.n_steps,):
+        raise DatasetError(
+            f"run {member.run_id}: rewards are {member.rewards.dtype} {member.rewards.shape}; expected float32, one "
+            f"for each of {trajectories.n_steps:,} steps."
+        )
+    bad = np.flatnonzero(~np.isfinite(np.asarray(member.rewards)))
+    if len(bad):
+        raise DatasetError(f"run {member.run_id}: the reward of step {bad[0]} is {member.rewards[bad[:1]][0]}.")
+
+
+class _Log:
+    """Metrics of all members: steps since the last row, still on the device, and finished rows."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self._names: list[str] = []
+        self._recent: list[Tensor] = []
+        self._rows: list[tuple[int, str, np.ndarray]] = []
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """Keep the metrics of one step, each [P]."""
+        self._names = list(metrics)
+        self._recent.append(torch.stack(tuple(metrics.values())))
+
+    def check(self, step: int) -> None:
+        """Raise WorkError if a metric since the last row is not finite. step: steps done."""
+        recent = torch.stack(self._recent)
+        wrong = (~torch.isfinite(recent)).nonzero()
+        if len(wrong):
+            index, metric, member = wrong[0].tolist()
+            raise WorkError(
+                f"training of run {self._members[member].run_id} (member {member}, seed {self._members[member].seed}) "
+                f"failed: {self._names[metric]} is {recent[index, metric, member].item()} at step "
+                f"{step - len(recent) + index + 1:,}. Checkpoints up to there are kept. Look at the size of its "
+                "rewards, or lower the learning rate."
+            )
+
+    def row(self, step: int) -> None:
+        """Turn what was kept since the last row into the row of `step`."""
+        self.check(step)
+        means = torch.stack(self._recent).double().mean(0).cpu().numpy()
+        self._rows += [(step, name, mean) for name, mean in zip(self._names, means, strict=True)]
+        self._recent = []
+
+    def evaluation(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Add metrics that are no means."""
+        self._rows += [(step, name, np.asarray(values, np.float64)) for name, values in metrics.items()]
+
+    def frame(self) -> pl.DataFrame:
+        """All rows, as `Trained.metrics`."""
+        n_members, n_rows = len(self._members), len(self._rows)
+        return pl.DataFrame(
+            {
+                "member": np.tile(np.arange(n_members, dtype=np.int32), n_rows),
+                "step": np.repeat(np.array([step for step, _, _ in self._rows], np.int64), n_members),
+                "name": [name for _, name, _ in self._rows for _ in range(n_members)],
+                "value": np.concatenate([np.zeros(0), *(values for _, _, values in self._rows)]),
+            },
+            schema={"member": pl.Int32, "step": pl.Int64, "name": pl.String, "value": pl.Float64},
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything but the names, which `titles` holds."""
+        n_members = len(self._members)
+        return {
+            "recent": torch.stack(self._recent) if self._recent else torch.zeros(0, len(self._names), n_members),
+            "values": torch.from_numpy(np.array([values for _, _, values in self._rows]).reshape(-1, n_members)),
+        }
+
+    def titles(self) -> dict[str, JsonValue]:
+        """Names of metrics, and step and name of each row."""
+        return {"names": list(self._names), "rows": [[step, name] for step, name, _ in self._rows]}
+
+    def load(self, tensors: Mapping[str, Tensor], titles: dict[str, list[Any]]) -> None:
+        """Inverse of `state_dict` and `titles`."""
+        self._names = titles["names"]
+        self._recent = list(tensors["recent"])
+        values = tensors["values"].numpy()
+        self._rows = [(step, name, row) for (step, name), row in zip(titles["rows"], values, strict=True)]
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """The one place that decides how many threads training computes with.
+
+    All cores that this process may use, if idle threads sleep (OMP_WAIT_POLICY=PASSIVE, set before torch is imported,
+    as the command line does); else one. Idle threads that spin instead make a step forty times slower as soon as
+    another process wants a core.
+    """
+    before = torch.get_num_threads()
+    passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if passive else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _write_checkpoint(path: Path, identity: dict[str, JsonValue], step: int, state: State, log: _Log) -> None:
+    tensors = {f"state.{name}": t for name, t in state.state_dict().items()}
+    tensors |= {f"log.{name}": t for name, t in log.state_dict().items()}
+    write_tensors(path, FORMAT, tensors, {"identity": identity, "step": step, "titles": log.titles()})
+
+
+def _resume(path: Path, identity: dict[str, JsonValue], state: State, log: _Log) -> int:
+    """Load a checkpoint into `state` and `log`. Returns its step."""
+    about, tensors = read_tensors(path, FORMAT)
+    for key, asked in json.loads(json.dumps(identity)).items():
+        if about["identity"][key] != asked:
+            raise ConfigurationError(
+                f"{path} is the checkpoint of other work: its {key} are {about['identity'][key]}, asked for are "
+                f"{asked}. Name another file, or delete this one."
+            )
+    parts: dict[str, dict[str, Tensor]] = {"state": {}, "log": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    state.load_state_dict(parts["state"])
+    log.load(parts["log"], about["titles"])
+    return int(about["step"])
