@@ -6,7 +6,13 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from labelers.optimistic import Optimistic
+from labelers.reward_model import RewardModel
 from labelers.source import Source
+from labelers.unlabelled_zero import UnlabelledZero
 from labelers.zero import Zero
 
-AnyLabeler: TypeAlias = Annotated[Source | Zero, Field(discriminator="kind")]
+AnyLabeler: TypeAlias = Annotated[
+    Source | Zero | RewardModel | UnlabelledZero | Optimistic,
+    Field(discriminator="kind"),
+]

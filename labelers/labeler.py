@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import ClassVar, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import safetensors
 import torch
 from pydantic import JsonValue
+from safetensors.torch import save_file
+from torch import Tensor
 
 from data.config import Config
+from data.errors import StoreError
 from data.labels import Labels
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, EvidenceSpec, Reference
@@ -18,6 +24,9 @@ from labelers.transforms import Transform
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of episodes just finished (labelling) or of passes just made (fitting)."""
+
+
+FORMAT = "assay-labeler/1"
 
 
 def silent(done: int) -> None:
@@ -34,6 +43,19 @@ class FittedLabeler(Protocol):
         holds none. The answer for an episode depends on that episode and its known rewards alone: any sharding and any
         order of episodes give the same labels.
         """
+
+
+@runtime_checkable
+class LearnedLabeler(FittedLabeler, Protocol):
+    """A fitted labeler whose fitting is worth keeping; `save` and `LearningLabeler.load` keep it.
+
+    report: what fitting came to (held-out errors, calibration, counts), for manifests.
+    """
+
+    report: dict[str, JsonValue]
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was learned, by name, on any device; `LearningLabeler.restore` is its inverse, exact to the bit."""
 
 
 class Labeler(Config):
@@ -81,3 +103,46 @@ class Labeler(Config):
 
         Raises ConfigurationError or DatasetError where evidence and data do not fit together.
         """
+
+
+class LearningLabeler(Labeler):
+    """Base of the labelers that learn something: what they have learned can be saved and loaded."""
+
+    @abstractmethod
+    def fit(
+        self, trajectories: Trajectories, evidence: Evidence, *, device: torch.device, progress: Progress = silent
+    ) -> LearnedLabeler: ...
+
+    @abstractmethod
+    def restore(
+        self, state: Mapping[str, Tensor], report: dict[str, JsonValue], *, device: torch.device
+    ) -> LearnedLabeler:
+        """The fitted labeler that gave `state` and `report`. Raises KeyError or ValueError if they do not fit."""
+
+    def save(self, fitted: LearnedLabeler, path: Path) -> None:
+        """Write what this configuration has learned: a safetensors file that names configuration and report."""
+        metadata = {
+            "format": FORMAT,
+            "labeler": json.dumps({"version": self.version, **self.identity()}),
+            "report": json.dumps(fitted.report),
+        }
+        save_file({name: t.detach().cpu().contiguous() for name, t in fitted.state().items()}, path, metadata)
+
+    def load(self, path: Path, *, device: torch.device) -> LearnedLabeler:
+        """What `save` wrote; it gives the same labels. Raises StoreError if it is of another labeler or not whole."""
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise StoreError(f"{path}: the fitted labeler cannot be read: {error}. Fit it again.") from error
+        ours = json.dumps({"version": self.version, **self.identity()})
+        if metadata.get("format") != FORMAT or metadata.get("labeler") != ours:
+            raise StoreError(
+                f"{path}: fitted by {metadata.get('labeler', 'something else')}, and asked for {ours}. "
+                "Fit it again, or load it with the configuration that it was fitted with."
+            )
+        try:
+            return self.restore(state, json.loads(metadata["report"]), device=device)
+        except (KeyError, ValueError) as error:
+            raise StoreError(f"{path}: the fitted labeler is not whole: {error}. Fit it again.") from error
