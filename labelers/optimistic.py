@@ -9,8 +9,8 @@ The paper explores online, where the bonus is corrected by trying; in purely off
 over-estimation, so compare with `coefficient: 0` and below, which makes the labels pessimistic.
 
 What differs from the official code: R is the ensemble of `reward_model`, stopped early, instead of one network trained
-all along; inputs are standardised; known rewards are kept, as online rewards are there; terminations are known, so
-there is no second network for them; labels are made once.
+all along; inputs are standardised and say whether the task ended; known rewards are kept, as online rewards are there;
+terminations are known, so there is no second network for them; labels are made once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from pydantic import Field, JsonValue
 from torch import Tensor
 
 from data.labels import Labels
-from data.statistics import standardise
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, LabelledTransitions
 from labelers.labeler import LearningLabeler, Progress, silent
 from labelers.networks import Adam, Networks, generator
-from labelers.reward_model import BLOCK, FittedRewardModel, RewardModel, blocks, step_inputs
+from labelers.reward_model import BLOCK, FittedRewardModel, RewardModel, blocks, standard_inputs, step_inputs
 
 FEATURES = 256
 BATCH = 256
@@ -78,7 +77,9 @@ class Optimistic(LearningLabeler):
         assert evidence.rewards is not None
         model = self.reward_model.fit(trajectories, evidence, device=device, progress=progress)
         known = np.flatnonzero(~np.isnan(evidence.rewards))
-        inputs = torch.from_numpy(standardise(step_inputs(trajectories, known, False), model.input_moments)).to(device)
+        inputs = torch.from_numpy(standard_inputs(step_inputs(trajectories, known, False), model.input_moments)).to(
+            device
+        )
 
         sizes = (inputs.shape[1], *self.hidden, FEATURES)
         fixed = _glorot(Networks(sizes, [generator(self.seed, "fixed features")], device)).frozen()

@@ -43,6 +43,7 @@ many others come with it, to the last bit."""
 class RewardModel(LearningLabeler):
     """Learn rewards from (s, a) or (s, a, s'), impute mean - pessimism * std of the ensemble, keep known rewards.
 
+    That the task ended with a step is an input too: the data says so, and rewards often jump there.
     rewards: which are known. next_observations: whether s' is an input: rewards of a simulator are often exact
         functions of it. members: size of the ensemble. hidden: widths of the hidden layers. steps: at most so many
         updates. pessimism: how many standard deviations (between members) to take off (PDS, Kim and Oh 2023).
@@ -83,7 +84,7 @@ class RewardModel(LearningLabeler):
 
         input_moments, reward_moments = moments_of(inputs[~test]), moments_of(rewards[~test])
         mean, std = float(reward_moments.mean[0]), float(reward_moments.scale[0])
-        standard = torch.from_numpy(standardise(inputs, input_moments)).to(device)
+        standard = torch.from_numpy(standard_inputs(inputs, input_moments)).to(device)
         target = torch.from_numpy(((rewards - mean) / std).astype(np.float32)).to(device)
         train = torch.from_numpy(~test).to(device)
         networks, best_step = self._train(standard[train], target[train], standard[~train], target[~train], progress)
@@ -267,7 +268,7 @@ def held_out(mean: np.ndarray, std: np.ndarray, rewards: np.ndarray, baseline: f
 
 
 def step_inputs(trajectories: Trajectories, steps: np.ndarray, next_observations: bool) -> np.ndarray:
-    """[n, D] observation, action and, if asked for, next observation of the given steps, flattened, side by side.
+    """[n, D] observation, action, next observation if asked for, and 1 where the task ended, flattened, side by side.
 
     Discrete actions are one-hot, one block for each action dimension. Where the next observation was not recorded, the
     observation stands in its place (see `Trajectories`).
@@ -282,7 +283,14 @@ def step_inputs(trajectories: Trajectories, steps: np.ndarray, next_observations
     columns = [trajectories.observations[rows], actions]
     if next_observations:
         columns.append(trajectories.observations[rows + 1])
+    columns.append((~trajectories.continues[steps]).astype(np.float32))
     return np.concatenate([c.reshape(len(steps), -1) for c in columns], axis=1)
+
+
+def standard_inputs(inputs: np.ndarray, moments: Moments) -> np.ndarray:
+    """[n, D] float32, standardised and cut at +-5: a rare flag or an outlier is not to drown the other columns."""
+    standard: np.ndarray = np.clip(standardise(inputs, moments), -5, 5)
+    return standard
 
 
 def blocks(inputs: np.ndarray, moments: Moments, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
@@ -290,7 +298,7 @@ def blocks(inputs: np.ndarray, moments: Moments, device: torch.device) -> Iterat
     for start in range(0, len(inputs), BLOCK):
         rows = slice(start, min(start + BLOCK, len(inputs)))
         block = np.zeros((BLOCK, inputs.shape[1]), np.float32)
-        block[: rows.stop - start] = standardise(inputs[rows], moments)
+        block[: rows.stop - start] = standard_inputs(inputs[rows], moments)
         yield rows, torch.from_numpy(block).to(device)
 
 

@@ -20,9 +20,9 @@ SMALL = Optimistic(members=2, hidden=(32, 32), steps=200)
 
 
 def always(*outputs: list[float]) -> Networks:
-    """Networks of no hidden layer that say the same whatever they see (a wide observation and an action)."""
+    """Networks of no hidden layer that say the same whatever they see: observation, action and end, a column each."""
     biases = torch.tensor(outputs)[:, None]
-    return Networks.of({"weight.0": torch.zeros(len(outputs), 2, biases.shape[2]), "bias.0": biases})
+    return Networks.of({"weight.0": torch.zeros(len(outputs), 3, biases.shape[2]), "bias.0": biases})
 
 
 def two_places(seed: int, n: int = 40) -> tuple[Trajectories, np.ndarray]:
@@ -55,7 +55,7 @@ def test_the_bonus_and_its_gradient_are_the_worked_values() -> None:
 
 @pytest.mark.parametrize(("coefficient", "label"), [(1.0, -0.925), (0.0, -0.95), (-1.0, -0.975)])
 def test_a_label_is_the_learned_reward_plus_the_bonus(coefficient: float, label: float) -> None:
-    moments = moments_of(np.zeros((2, 2)))
+    moments = moments_of(np.zeros((2, 3)))
     model = FittedRewardModel(
         RewardModel(members=1, hidden=(), next_observations=False), always([-0.95]), moments, 0, 1, -1, 0, {}
     )

@@ -51,15 +51,15 @@ def partly(rewards: np.ndarray, fraction: float, seed: int = 0) -> np.ndarray:
 def with_outputs(configuration: RewardModel, *outputs: float, low: float = 1, high: float = 3) -> FittedRewardModel:
     """Members that always say these standardised outputs, for labels of mean 2 and standard deviation 1."""
     networks = Networks.of(
-        {"weight.0": torch.zeros(len(outputs), 8, 1), "bias.0": torch.tensor(outputs)[:, None, None]}
+        {"weight.0": torch.zeros(len(outputs), 9, 1), "bias.0": torch.tensor(outputs)[:, None, None]}
     )
-    return FittedRewardModel(configuration, networks, moments_of(np.zeros((2, 8))), 2, 1, low, high, {})
+    return FittedRewardModel(configuration, networks, moments_of(np.zeros((2, 9))), 2, 1, low, high, {})
 
 
 def test_imputed_rewards_are_the_worked_value() -> None:
     # labels 1 and 3: mean 2, standard deviation 1; members say .2 and .6: 2 + .4, between members .2
     fitted = with_outputs(RewardModel(members=2, hidden=()), 0.2, 0.6)
-    mean, std = fitted.predict(np.zeros((1, 8)))
+    mean, std = fitted.predict(np.zeros((1, 9)))
     assert (mean[0], std[0]) == (pytest.approx(2.4), pytest.approx(0.2))
 
 
@@ -112,24 +112,26 @@ def test_standard_deviations_that_are_honest_are_called_calibrated() -> None:
 
 
 @pytest.mark.parametrize("next_observations", [True, False])
-def test_inputs_are_observation_action_and_next_observation(next_observations: bool) -> None:
+def test_inputs_are_observation_action_next_observation_and_end(next_observations: bool) -> None:
     data = made()
     # step 31 is the first of episode 2, after an episode of one step: its observation row is 33
     (row,) = step_inputs(data, np.array([31]), next_observations)
     parts = [data.observations[33], data.actions[31], *([data.observations[34]] if next_observations else [])]
-    assert row.tolist() == np.concatenate(parts).tolist()
+    assert row.tolist() == [*np.concatenate(parts).tolist(), 0]
+    # the last steps of episode 0, which was terminated, and of episode 1, which was truncated
+    assert step_inputs(data, np.array([28, 29, 30]), next_observations)[:, -1].tolist() == [0, 1, 0]
 
 
 def test_discrete_actions_are_one_hot() -> None:
     data = replace(made(lengths=(2,)), actions=np.array([2, 0]), n_actions=(4,))
-    assert step_inputs(data, np.array([0, 1]), False)[:, 3:].tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert step_inputs(data, np.array([0, 1]), False)[:, 3:7].tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
     several = replace(data, actions=np.array([[1, 2], [0, 0]]), n_actions=(2, 3))
-    assert step_inputs(several, np.array([0, 1]), False)[:, 3:].tolist() == [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
+    assert step_inputs(several, np.array([0, 1]), False)[:, 3:8].tolist() == [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0]]
 
 
 def test_images_are_flattened() -> None:
     data = replace(made(lengths=(2,)), observations=np.arange(36, dtype=np.uint8).reshape(3, 2, 2, 3))
-    assert step_inputs(data, np.array([1]), True)[0].tolist() == [*range(12, 24), *data.actions[1], *range(24, 36)]
+    assert step_inputs(data, np.array([1]), True)[0].tolist() == [*range(12, 24), *data.actions[1], *range(24, 36), 1]
 
 
 def test_it_learns_a_reward_of_the_transition_and_says_how_well() -> None:
@@ -148,6 +150,16 @@ def test_it_learns_a_reward_of_the_transition_and_says_how_well() -> None:
     assert judged["rmse"] == pytest.approx(error, rel=0.25)
     assert judged["n_episodes"] == 8
     assert fitted.report["known"] == (~rest).sum()
+
+
+def test_a_reward_of_the_end_is_learned_from_a_few_ends() -> None:
+    data = made(lengths=(20,) * 100)
+    ends = ~data.continues
+    rewards = (true_rewards(data) - 3 * ends).astype(np.float32)
+    known = partly(rewards, 0.2)
+    assert 5 < (~np.isnan(known) & ends).sum() < 20
+    labels = SMALL.fit(data, Evidence("x", rewards=known), device=CPU).label(data, known).rewards
+    assert np.abs(labels - rewards)[ends & np.isnan(known)].mean() < 0.5
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
@@ -206,7 +218,7 @@ def test_transitions_without_a_next_observation_are_not_trained_on_and_their_lab
     assert with_next.report["known_without_next_observation"] == 5
     # nothing was learned from these rewards, but for the range
     plain = model.fit(data, Evidence("x", rewards=rewards), device=CPU)
-    assert with_next.predict(np.ones((1, 8)))[0] == plain.predict(np.ones((1, 8)))[0]
+    assert with_next.predict(np.ones((1, 9)))[0] == plain.predict(np.ones((1, 9)))[0]
     labels = with_next.label(data)
     assert labels.diagnostics is not None
     assert labels.diagnostics["next_unknown"].to_list() == [True, False] * 5
