@@ -8,15 +8,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pydantic
+from pydantic import JsonValue
 
 from data.config import Config
 from data.digests import ColumnHasher, digest_of, digest_of_file
-from data.findings import Finding, Severity
+from data.findings import Finding
 from data.labels import Labels, label_id
 from data.readers import recognise
-from data.readers.reader import Block, Reader, Source
+from data.readers.ahead import ahead
+from data.readers.reader import Block, Reader
 from data.readers.soundness import sound_blocks
 from data.store import Store, StoredDataset
+from data.trajectories import Trajectories
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of steps just read; `Source.n_steps` says how many there are."""
@@ -56,18 +59,18 @@ def ingest(path: Path, name: str, store: Store, reader: Reader | None = None, pr
         known = _known(store, record)
         if known:
             return known
-        rewards: list[np.ndarray] = []
-        with reader.open(path) as source:
-            provenance = {
+        with reader.open(path) as source, store.scratch("rewards") as scratch:
+            rewards = _SetAside(scratch / "rewards.raw")
+            provenance: dict[str, JsonValue] = {
                 "file": path.name,
                 "file_digest": source_digest,
                 "reader": reader.model_dump(mode="json"),
                 "reader_version": reader.version,
                 "metadata": dict(source.metadata),
             }
-            blocks = _keep_rewards(sound_blocks(source, reader, path), source, rewards, progress)
+            blocks = rewards.without(ahead(sound_blocks(source, reader, path)), progress)
             dataset = store.write_dataset(name, blocks, provenance, source.findings)
-        labels = _store_source_labels(store, dataset, np.concatenate(rewards) if rewards else None, source_digest)
+            labels = rewards.store_labels(store, dataset, source_digest)
         result = Ingested(name=name, dataset=dataset.digest, source_labels=labels, findings=tuple(source.findings))
         store.write_record(record, result)
     return result
@@ -91,45 +94,41 @@ def _known(store: Store, record: Path) -> Ingested | None:
     return known if whole else None
 
 
-def _keep_rewards(
-    blocks: Iterator[Block], source: Source, rewards: list[np.ndarray], progress: Progress
-) -> Iterator[Block]:
-    """Pass blocks on and collect their rewards; none are kept if any is not finite, and a finding says so."""
-    bad, first, episodes = 0, None, 0
-    for block in blocks:
-        if block.rewards is not None:
-            wrong = np.flatnonzero(~np.isfinite(block.rewards))
-            if len(wrong) and first is None:
-                episode = int(block.trajectories.episode_index[wrong[0]])
-                first = (episodes + episode, int(wrong[0] - block.trajectories.offsets[episode]))
-            bad += len(wrong)
-            rewards.append(block.rewards)
-        episodes += block.trajectories.n_episodes
-        progress(block.trajectories.n_steps)
-        yield block
-    if first is not None:
-        rewards.clear()
-        source.findings.append(
-            Finding(
-                code="rewards-not-finite",
-                severity=Severity.WARNING,
-                message=f"'rewards' is not finite at episode {first[0]}, step {first[1]} ({bad:,} places): the dataset "
-                "is stored without `source` labels; other labelers are not affected.",
-                episode=first[0],
-                step=first[1],
-                count=bad,
-            )
-        )
+class _SetAside:
+    """The rewards of a source, set aside in a file while its trajectories are stored."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hasher = ColumnHasher()
+        self._n = 0
+        self._finite = True
 
-def _store_source_labels(
-    store: Store, dataset: StoredDataset, rewards: np.ndarray | None, source_digest: str
-) -> str | None:
-    if rewards is None:
-        return None
-    hasher = ColumnHasher()
-    hasher.update(rewards)
-    identity = label_id(dataset.digest, {"kind": "source"}, 1, hasher.digest())
-    origin = {"labeler": {"kind": "source"}, "rewards": hasher.digest(), "file_digest": source_digest}
-    store.write_labels(dataset, identity, lambda shard, trajectories, steps: Labels(rewards[steps]), origin)
-    return identity
+    def without(self, blocks: Iterator[Block], progress: Progress) -> Iterator[Block]:
+        """The same blocks, once their rewards are set aside."""
+        with self._path.open("wb") as file:
+            for block in blocks:
+                if block.rewards is not None:
+                    self._n += len(block.rewards)
+                    self._finite &= bool(np.isfinite(block.rewards).all())
+                    self._hasher.update(block.rewards)
+                    block.rewards.tofile(file)
+                yield block
+                progress(block.trajectories.n_steps)
+
+    def store_labels(self, store: Store, dataset: StoredDataset, source_digest: str) -> str | None:
+        """Store what was set aside as label set `source`; None if there are none, or any is not finite."""
+        if self._n != dataset.manifest.n_steps or not self._finite:
+            return None
+        digest = self._hasher.digest()
+        identity = label_id(dataset.digest, {"kind": "source"}, 1, digest)
+
+        def make(shard: int, trajectories: Trajectories, steps: slice) -> Labels:
+            return Labels(np.fromfile(self._path, np.float32, count=steps.stop - steps.start, offset=4 * steps.start))
+
+        origin: dict[str, JsonValue] = {
+            "labeler": {"kind": "source"},
+            "evidence": {"digest": digest},
+            "file_digest": source_digest,
+        }
+        store.write_labels(dataset, identity, make, origin)
+        return identity

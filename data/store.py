@@ -1,6 +1,6 @@
 """The store: datasets, labels beside them, and runs, each whole or absent.
 
-    <store>/datasets/<name>/<digest>/  manifest.json  episodes.arrow  observations-00000.arrow ...  actions-00000.arrow ...
+    <store>/datasets/<name>/<digest>/  manifest.json  episodes.arrow  observations-00000.arrow  actions-00000.arrow ...
     <store>/labels/<dataset digest>/<label id>/  manifest.json  diagnostics.arrow  rewards-00000.arrow ...
     <store>/ingests/<key>.json
     <store>/runs/<run id>/
@@ -14,6 +14,7 @@ without a copy. A dataset's digest does not depend on how it was cut into shards
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -22,29 +23,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
 import polars as pl
-import pydantic
 from pydantic import JsonValue
 
 from data import columns
 from data.config import Config
-from data.digests import ColumnHasher, digest_of
+from data.digests import ColumnHasher
 from data.errors import DatasetError, StoreError
 from data.findings import Finding
 from data.labels import Labels, episode_returns
 from data.readers.reader import Block
-from data.statistics import Moments, MomentsOf
+from data.statistics import Moments, MomentsOf, moments_of
 from data.trajectories import Column, Sharded, Trajectories, digest_of_columns
 
 SHARD_BYTES = 256 << 20
 
 M = TypeVar("M", bound=Config)
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Shard(Config):
@@ -132,7 +133,7 @@ class StoredDataset:
 
     @cached_property
     def _ends(self) -> dict[str, np.ndarray]:
-        table = pl.read_ipc(self.path / "episodes.arrow")
+        table = columns.read_table(self.path / "episodes.arrow")
         return {name: table[name].to_numpy() for name in ("length", "terminated", "truncated", "final_observed")}
 
     def statistics(self, column: Literal["observations", "actions"]) -> Moments:
@@ -167,7 +168,7 @@ class StoredDataset:
     def shard_steps(self) -> list[slice]:
         """The steps of each shard, as slices of the dataset's steps."""
         ends = np.cumsum([0, *(s.n_steps for s in self.manifest.shards)])
-        return [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
     def _trajectories(self, observations: Column, actions: Column, episodes: slice) -> Trajectories:
         ends = self._ends
@@ -206,7 +207,7 @@ class StoredLabels:
         """One row an episode, or None if the labeler gave none."""
         if self.manifest.diagnostics_bytes is None:
             return None
-        return pl.read_ipc(self.path / "diagnostics.arrow")
+        return columns.read_table(self.path / "diagnostics.arrow")
 
 
 class Store:
@@ -232,8 +233,11 @@ class Store:
         episodes, and passes on what `blocks` raises; then nothing is left behind.
         """
         if not NAME.fullmatch(name):
-            raise StoreError(f"'{name}' cannot name a dataset: use letters, digits, dots, dashes and underscores.")
-        with self._partial(f"dataset-{name}-{uuid.uuid4().hex}") as partial:
+            raise StoreError(
+                f"'{name}' cannot name a dataset: use letters, digits, dots, dashes and "
+                "underscores, at most 100, and begin with a letter or digit."
+            )
+        with self.scratch("dataset") as partial:
             writer = _DatasetWriter(partial, shard_bytes)
             for block in blocks:
                 writer.add(block.trajectories)
@@ -313,7 +317,7 @@ class Store:
 
         make: called with a shard's index, its trajectories, and its steps as a slice of the dataset's steps. Shards
         that were finished before a kill are reused; a second process waits and finds the result.
-        origin: where the labels came from, kept in the manifest.
+        origin: where the labels came from, kept in the manifest; read after the last shard.
         Raises DatasetError unless there is one finite label for each step; finished shards are then kept for retry.
         """
         target = self._labels_path(dataset.digest, label_id)
@@ -350,7 +354,7 @@ class Store:
         """Store a run: `fill` writes files into the empty folder it is given. Asked again, the first one stands."""
         with self.lock(f"run-{run_id}"):
             if not self.has_run(run_id):
-                with self._partial(f"run-{run_id}") as partial:
+                with self.scratch("run") as partial:
                     fill(partial)
                     _publish(partial, self._run_path(run_id))
         return self._run_path(run_id)
@@ -369,7 +373,7 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Hold `key` against other processes and threads; a second one waits. Ends with the process, however it ends."""
+        """Hold `key` against other processes and threads; a second one waits. Freed however the process ends."""
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{key}.lock").open("a") as file:
@@ -377,15 +381,38 @@ class Store:
             yield
 
     @contextmanager
-    def _partial(self, name: str) -> Iterator[Path]:
-        """An empty folder under `partial/`, gone afterwards unless it was published."""
-        partial = self.root / "partial" / name
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A new empty folder under `partial/`, gone afterwards unless it was renamed into place.
+
+        It is locked while in use, so that what a killed process left behind can be told and is cleared away here.
+        """
+        partial = self.root / "partial"
+        with self.lock("partial"):
+            partial.mkdir(parents=True, exist_ok=True)
+            for left in partial.glob("scratch-*"):
+                if _try_lock_folder(left):
+                    shutil.rmtree(left)
+            folder = partial / f"scratch-{name}-{uuid.uuid4().hex}"
+            folder.mkdir()
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
-            yield partial
+            yield folder
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _try_lock_folder(folder: Path) -> bool:
+    """Whether nobody holds `folder`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 class _DatasetWriter:
@@ -416,27 +443,28 @@ class _DatasetWriter:
                 [trajectories.lengths, trajectories.terminated, trajectories.truncated, trajectories.final_observed], 1
             ).astype(np.int64)
         )
-        row = columns.row_bytes(trajectories.observations), columns.row_bytes(trajectories.actions)
+        row = columns.row_bytes(trajectories.observations) + columns.row_bytes(trajectories.actions)
+        ends = trajectories.offsets * row + np.arange(len(trajectories.offsets)) * columns.row_bytes(
+            trajectories.observations
+        )
         start = 0
-        sizes = (trajectories.lengths + 1) * row[0] + trajectories.lengths * row[1]
-        for episode, size in enumerate(sizes):
-            if self._bytes and self._bytes + size > self._shard_bytes:
-                self._take(trajectories, start, episode)
+        while start < trajectories.n_episodes:
+            room = self._shard_bytes - self._bytes
+            stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+            if stop <= start and self._parts:
                 self._flush()
-                start = episode
-            self._bytes += int(size)
-        self._take(trajectories, start, trajectories.n_episodes)
-
-    def _take(self, trajectories: Trajectories, start: int, stop: int) -> None:
-        if stop > start:
+                continue
+            stop = max(stop, start + 1)
             self._parts.append(_episodes(trajectories, start, stop))
+            self._bytes += int(ends[stop] - ends[start])
+            start = stop
 
     def _flush(self) -> None:
         index = len(self._shards)
         files = {}
         for name in ("observations", "actions"):
             path = self._folder / f"{name}-{index:05d}.arrow"
-            columns.write(path, np.concatenate([np.asarray(getattr(p, name)) for p in self._parts]))
+            columns.write(path, [np.asarray(getattr(p, name)) for p in self._parts])
             files[path.name] = path.stat().st_size
         self._shards.append(
             Shard(
@@ -532,48 +560,46 @@ def _write_label_shard(partial: Path, index: int, labels: Labels) -> None:
         labels.diagnostics.write_ipc(path.with_suffix(".unfinished"), compression="uncompressed")
         _put(path.with_suffix(".unfinished"), path)
     path = partial / f"rewards-{index:05d}.arrow"
-    columns.write(path.with_suffix(".unfinished"), labels.rewards)
+    columns.write(path.with_suffix(".unfinished"), [labels.rewards])
     _put(path.with_suffix(".unfinished"), path)
 
 
 def _finish_labels(partial: Path, dataset: StoredDataset, label_id: str, origin: JsonValue) -> None:
-    shards = []
-    parts = []
-    for index, shard in enumerate(dataset.manifest.shards):
+    """Write the manifest of a label set whose shards are all finished, one shard in memory at a time."""
+    shards, returns, total = [], [], 0.0
+    moments = MomentsOf()
+    for index, (shard, trajectories) in enumerate(zip(dataset.manifest.shards, dataset.shards(), strict=True)):
         path = partial / f"rewards-{index:05d}.arrow"
-        parts.append(columns.read(path))
+        rewards = columns.read(path)
+        moments.update(rewards)
+        returns.append(episode_returns(rewards, trajectories.offsets))
+        total += float(rewards.sum(dtype=np.float64))
         files = {path.name: path.stat().st_size}
         shards.append(Shard(n_episodes=shard.n_episodes, n_steps=shard.n_steps, files=files))
-    tables = [pl.read_ipc(p) for p in sorted(partial.glob("diagnostics-*.arrow"))]
-    diagnostics_bytes = None
-    if tables:
-        pl.concat(tables).write_ipc(partial / "diagnostics.arrow", compression="uncompressed")
-        diagnostics_bytes = (partial / "diagnostics.arrow").stat().st_size
-        for path in partial.glob("diagnostics-*.arrow"):
-            path.unlink()
-    rewards = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts = sorted(partial.glob("diagnostics-*.arrow"))
+    diagnostics = partial / "diagnostics.arrow"
+    if parts:
+        assert len(parts) == len(shards), "a labeler gives diagnostics for all shards or for none"
+        pl.concat([columns.read_table(p) for p in parts]).write_ipc(diagnostics, compression="uncompressed")
     manifest = LabelsManifest(
         dataset=dataset.digest,
         id=label_id,
         n_steps=dataset.manifest.n_steps,
         n_episodes=dataset.manifest.n_episodes,
         shards=tuple(shards),
-        diagnostics_bytes=diagnostics_bytes,
-        rewards=_summary(rewards.astype(np.float64)),
-        returns=_summary(episode_returns(rewards, dataset.trajectories().offsets)),
+        diagnostics_bytes=diagnostics.stat().st_size if parts else None,
+        rewards=_summary(total, moments.moments()),
+        returns=_summary(total, moments_of(np.concatenate(returns))),
         origin=origin,
     )
     _write_json(partial / "manifest.json", manifest)
+    for part in parts:
+        part.unlink()
 
 
-def _summary(values: np.ndarray) -> dict[str, JsonValue]:
-    return {
-        "sum": float(values.sum()),
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "minimum": float(values.min()),
-        "maximum": float(values.max()),
-    }
+def _summary(total: float, moments: Moments) -> dict[str, JsonValue]:
+    values = {"mean": moments.mean, "std": moments.std, "minimum": moments.minimum, "maximum": moments.maximum}
+    return {"sum": total, **{name: float(value[0]) for name, value in values.items()}}
 
 
 def _write_json(path: Path, model: Config) -> None:
@@ -595,6 +621,7 @@ def _publish(partial: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial.rename(target)
     _fsync(target.parent)
+    _fsync(target.parent.parent)
 
 
 def _fsync(path: Path) -> None:
@@ -608,9 +635,13 @@ def _fsync(path: Path) -> None:
 def _read_manifest(path: Path, model: type[M]) -> M:
     file = path / "manifest.json"
     try:
-        return model.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, pydantic.ValidationError) as error:
-        raise StoreError(f"{file} cannot be read: {error}") from error
+        text = file.read_text(encoding="utf-8")
+        found = json.loads(text)["format"]
+        if found != model.model_fields["format"].default:
+            raise StoreError(f"{file}: its format is {found!r}, not one that this version of assay reads.")
+        return model.model_validate_json(text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file} is not a whole manifest ({error}). Delete {path} and make it again.") from error
 
 
 def _check_sizes(path: Path, files: dict[str, int]) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
+from data.errors import DatasetError
 from data.findings import Finding, Severity
-from data.readers.reader import Refused
+from data.readers.reader import RefusedError
 
 
 @dataclass(frozen=True)
 class ActionKind:
     """How actions are delivered: see `Trajectories.n_actions` and `action_bounds`. shape: of one action."""
 
+    path: Path
     shape: tuple[int, ...]
     n_actions: tuple[int, ...] | None = None
     bounds: tuple[float, float] | None = None
@@ -24,9 +26,35 @@ class ActionKind:
         """int64 for discrete actions, float32 for continuous ones."""
         return np.dtype(np.float32 if self.n_actions is None else np.int64)
 
-    def deliver(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [n, ...] of the source in the delivered shape and dtype."""
-        return np.ascontiguousarray(actions.reshape(len(actions), *self.shape), self.dtype)
+    def deliver(self, actions: np.ndarray, first_row: int) -> np.ndarray:
+        """Actions [n, ...] of the source in the delivered shape and dtype; first_row: where they begin, for messages.
+
+        Raises DatasetError for a discrete action that is no whole number.
+        """
+        actions = actions.reshape(len(actions), *self.shape)
+        if self.n_actions is not None and actions.dtype.kind == "f":
+            wrong = np.flatnonzero((actions != np.rint(actions)).reshape(len(actions), -1).any(1))
+            if len(wrong):
+                raise DatasetError(
+                    f"{self.path.name}: 'actions' is {actions[wrong[0]]} at row {first_row + wrong[0]:,}: declared "
+                    "discrete by n_actions, it must be a whole number."
+                )
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(actions, self.dtype)
+
+
+def common_bounds(low: np.ndarray, high: np.ndarray, findings: list[Finding]) -> tuple[float, float] | None:
+    """The bounds [d] declared for each dimension, if they are finite and the same for all; None, said, if not."""
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return None
+    if np.ptp(low) == 0 and np.ptp(high) == 0:
+        return float(low.flat[0]), float(high.flat[0])
+    message = (
+        f"the declared action bounds differ between dimensions ({low.tolist()} to {high.tolist()}): they are not "
+        "checked and not kept. Scale the actions to common bounds, or declare bounds with action_bounds."
+    )
+    findings.append(Finding(code="action-bounds-differ", severity=Severity.WARNING, message=message))
+    return None
 
 
 def action_kind(
@@ -42,11 +70,13 @@ def action_kind(
 
     declared: number of choices, if the file or the person says it. bounds: of continuous actions, likewise.
     highest: for integers without a declaration, the highest id of each dimension; one more is then taken, and said.
-    Raises Refused where dtype and declaration do not fit.
+    Raises RefusedError where dtype and declaration do not fit.
     """
+    if bounds is not None and not bounds[0] < bounds[1]:
+        raise _refused(path, findings, "action-bounds", f"action bounds {bounds[0]:g} to {bounds[1]:g}: low first.")
     if dtype.kind not in "fiub":
         message = f"'actions' are {dtype}: expected numbers."
-        raise Refused(path, Finding(code="actions-dtype", severity=Severity.ERROR, message=message))
+        raise _refused(path, findings, "actions-dtype", message)
     if dtype.kind == "f" and declared is None:
         if not shape:
             findings.append(
@@ -56,18 +86,18 @@ def action_kind(
                     message="'actions' hold one float a step: read as vectors of one dimension.",
                 )
             )
-        return ActionKind(shape=shape or (1,), bounds=bounds)
+        return ActionKind(path, shape=shape or (1,), bounds=bounds)
     if len(shape) > 1:
         message = f"'actions' have rows of shape {shape}: discrete actions are one integer, or a vector of integers."
-        raise Refused(path, Finding(code="actions-shape", severity=Severity.ERROR, message=message))
+        raise _refused(path, findings, "actions-shape", message)
     squeezed = () if shape == (1,) else shape
     n_dimensions = int(np.prod(squeezed))
     if declared is not None:
         counts = (declared,) * n_dimensions if isinstance(declared, int) else declared
         if len(counts) != n_dimensions or min(counts) < 1:
             message = f"n_actions = {declared} for actions of {n_dimensions} dimensions: one positive count for each."
-            raise Refused(path, Finding(code="n-actions", severity=Severity.ERROR, message=message))
-        return ActionKind(shape=squeezed, n_actions=counts)
+            raise _refused(path, findings, "n-actions", message)
+        return ActionKind(path, shape=squeezed, n_actions=counts)
     assert highest is not None
     counts = tuple(h + 1 for h in highest)
     findings.append(
@@ -78,4 +108,9 @@ def action_kind(
             "more than the highest id. If there are more, say so with n_actions.",
         )
     )
-    return ActionKind(shape=squeezed, n_actions=counts)
+    return ActionKind(path, shape=squeezed, n_actions=counts)
+
+
+def _refused(path: Path, findings: list[Finding], code: str, message: str) -> RefusedError:
+    findings.append(Finding(code=code, severity=Severity.ERROR, message=message))
+    return RefusedError(path, findings)

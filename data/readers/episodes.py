@@ -48,8 +48,7 @@ class EpisodeAssembler:
         offsets = np.concatenate([[0], ends + 1 + (self.n_open - stop)]).astype(np.int64)
         pieces, self._open, self.n_open = self._open, [], 0
         self._keep(observations[stop:], actions[stop:], rewards if rewards is None else rewards[stop:])
-        columns = [_joined([p[i] for p in pieces]) for i in range(2)]
-        rows = columns[0]
+        rows, actions = _joined([p[0] for p in pieces]), _joined([p[1] for p in pieces])
         woven = np.empty((len(rows) + len(ends), *rows.shape[1:]), rows.dtype)
         last = offsets[1:] + np.arange(len(ends))
         is_final = np.zeros(len(woven), bool)
@@ -62,7 +61,7 @@ class EpisodeAssembler:
         return Block(
             trajectories=Trajectories(
                 observations=woven,
-                actions=columns[1],
+                actions=actions,
                 offsets=offsets,
                 terminated=terminated,
                 truncated=truncated,

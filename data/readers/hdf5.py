@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,16 +58,30 @@ def arrays(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
 
 
 def check_array(path: Path, key: str, array: h5py.Dataset) -> None:
-    """Raise DatasetError unless the array's values are all in the file and can be unpacked here."""
+    """Raise DatasetError unless the array's values are all in the file and can be unpacked here.
+
+    HDF5 gives zeros for values that were never written (a writer that was stopped), without a word.
+    """
     with reading(path, key):
         properties = array.id.get_create_plist()
-        for index in range(properties.get_nfilters()):
-            code = properties.get_filter(index)[0]
-            if not h5py.h5z.filter_avail(code):
-                raise DatasetError(
-                    f"{path.name}: '{key}' is packed with filter {code}, which is not available here. "
-                    "Unpack it with h5repack, or install the filter (hdf5plugin)."
-                )
+        filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
+        elsewhere = array.is_virtual or array.external is not None
+        if array.chunks is None:
+            wanted, there, unit = array.nbytes, array.id.get_storage_size(), "bytes"
+        else:
+            wanted = math.prod(-(-n // chunk) for n, chunk in zip(array.shape, array.chunks, strict=True))
+            there, unit = array.id.get_num_chunks(), "chunks"
+    for code in filters:
+        if not h5py.h5z.filter_avail(code):
+            raise DatasetError(
+                f"{path.name}: '{key}' is packed with filter {code}, which is not available here. "
+                "Unpack it with h5repack, or install the filter (hdf5plugin)."
+            )
+    if there < wanted and not elsewhere:
+        raise DatasetError(
+            f"{path.name}: '{key}' of shape {array.shape} has only {there:,} of {wanted:,} {unit} in the file: the "
+            "rest was never written. Make it again."
+        )
 
 
 def text_of(value: object) -> JsonValue:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from data.config import Config
 from data.errors import DatasetError
-from data.findings import Finding
+from data.findings import Finding, Severity
 from data.trajectories import Trajectories
 
 
@@ -40,23 +40,35 @@ class Space(Config):
 class Source(Protocol):
     """An opened file; a context manager that closes it.
 
-    format: the reader's kind. n_steps: steps in the file before anything is dropped, for progress bars; None if unknown.
+    format: the reader's kind.
+    n_steps: steps in the file before anything is dropped, for progress bars; None if unknown.
     observation: space of observations, or one for each key of dict observations. action: space of actions.
     metadata: what the file says about itself (environment, algorithm), text as text.
     findings: what was noticed or decided; complete once `blocks` is exhausted.
     """
 
-    format: str
-    n_steps: int | None
-    observation: Space | Mapping[str, Space]
-    action: Space
-    metadata: Mapping[str, JsonValue]
-    findings: list[Finding]
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def n_steps(self) -> int | None: ...
+
+    @property
+    def observation(self) -> Space | Mapping[str, Space]: ...
+
+    @property
+    def action(self) -> Space: ...
+
+    @property
+    def metadata(self) -> Mapping[str, JsonValue]: ...
+
+    @property
+    def findings(self) -> list[Finding]: ...
 
     def blocks(self) -> Iterator[Block]:
         """All episodes, a few at a time, each block small enough for memory. Called once.
 
-        Raises Refused where the file cannot be understood.
+        Raises RefusedError where the file cannot be understood, at the latest after the last block.
         """
 
     def __enter__(self) -> Self: ...
@@ -80,7 +92,7 @@ class Reader(Config):
 
     version: ClassVar[int] = 1
     kind: str
-    n_actions: int | tuple[int, ...] | None = Field(default=None)
+    n_actions: int | tuple[int, ...] | None = None
     action_bounds: tuple[float, float] | None = None
     out_of_bounds: Literal["refuse", "clip"] = "refuse"
     not_finite: Literal["refuse", "leave_out"] = "refuse"
@@ -95,9 +107,14 @@ class Reader(Config):
         """Whether the content of `path` (a file, or a folder for formats that are folders) looks like this format."""
 
 
-class Refused(DatasetError):
-    """A source that is refused; `finding` is the reason in parts, for checks that list problems."""
+class RefusedError(DatasetError):
+    """A source that is refused.
 
-    def __init__(self, path: Path, finding: Finding) -> None:
-        super().__init__(f"{path.name}: {finding.message}")
-        self.finding = finding
+    findings: all there was to say about it up to then, the reasons (of severity `error`) among them, for checks that
+    list problems.
+    """
+
+    def __init__(self, path: Path, findings: Sequence[Finding]) -> None:
+        reasons = [f.message for f in findings if f.severity is Severity.ERROR]
+        super().__init__(f"{path.name}: {' '.join(reasons)}")
+        self.findings = tuple(findings)
