@@ -7,5 +7,7 @@ from pydantic import Field
 from algorithms.bc import BC
 from algorithms.iql import IQL
 
+__all__ = ["BC", "IQL", "AnyAlgorithm"]
+
 AnyAlgorithm: TypeAlias = Annotated[BC | IQL, Field(discriminator="kind")]
 """Every algorithm; a study picks one by `kind`."""
