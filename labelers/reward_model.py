@@ -43,10 +43,13 @@ many others come with it, to the last bit."""
 class RewardModel(LearningLabeler):
     """Learn rewards from (s, a) or (s, a, s'), impute mean - pessimism * std of the ensemble, keep known rewards.
 
-    That the task ended with a step is an input too: the data says so, and rewards often jump there.
+    That the task ended with a step is an input too: the data says so, and rewards often jump there. Where the next
+    observation was not recorded, the last one that was stands in for it, in training and in labelling alike; the
+    diagnostics name these episodes (`next_unknown`).
+
     rewards: which are known. next_observations: whether s' is an input: rewards of a simulator are often exact
         functions of it. members: size of the ensemble. hidden: widths of the hidden layers. steps: at most so many
-        updates. pessimism: how many standard deviations (between members) to take off (PDS, Kim and Oh 2023).
+        updates. pessimism: how many standard deviations (between members) to take off (Hu et al. 2023).
     Imputed rewards are kept inside the range of the known ones.
     """
 
@@ -62,25 +65,24 @@ class RewardModel(LearningLabeler):
     def fit(
         self, trajectories: Trajectories, evidence: Evidence, *, device: torch.device, progress: Progress = silent
     ) -> FittedRewardModel:
-        """Held out are all known rewards of a tenth of the episodes that have any. Where s' is an input, transitions
-        whose next observation was not recorded are neither trained on nor held out; the report counts them.
+        """Held out are all known rewards of a tenth of the episodes that have any.
 
         Raises ConfigurationError if fewer than two episodes have a known reward.
         """
         assert evidence.rewards is not None
         known = np.flatnonzero(~np.isnan(evidence.rewards))
-        steps = known[_next_is_observed(trajectories)[known]] if self.next_observations else known
-        episodes = np.unique(trajectories.episode_index[steps])
+        episode = trajectories.episode_index[known]
+        episodes = np.unique(episode)
         if len(episodes) < 2:
             raise ConfigurationError(
-                f"reward_model: {len(steps):,} usable known rewards in {len(episodes)} episode(s). Some episodes are "
+                f"reward_model: {len(known):,} known rewards in {len(episodes)} episode(s). Some episodes are "
                 "held out to know when to stop, so at least two must have known rewards: raise `fraction`."
             )
         drawn = np.random.default_rng([self.seed, 1]).permutation(episodes)
         drawn = drawn[: max(1, round(HELD_OUT * len(drawn)))]
-        test = np.isin(trajectories.episode_index[steps], drawn)
-        inputs = step_inputs(trajectories, steps, self.next_observations)
-        rewards = evidence.rewards[steps].astype(np.float64)
+        test = np.isin(episode, drawn)
+        inputs = step_inputs(trajectories, known, self.next_observations)
+        rewards = evidence.rewards[known].astype(np.float64)
 
         input_moments, reward_moments = moments_of(inputs[~test]), moments_of(rewards[~test])
         mean, std = float(reward_moments.mean[0]), float(reward_moments.scale[0])
@@ -94,17 +96,12 @@ class RewardModel(LearningLabeler):
             input_moments=input_moments,
             reward_mean=mean,
             reward_std=std,
-            low=float(evidence.rewards[known].min()),
-            high=float(evidence.rewards[known].max()),
+            low=float(rewards.min()),
+            high=float(rewards.max()),
             report={},
         )
         found = held_out(*fitted.predict(inputs[test]), rewards[test], mean, len(drawn))
-        fitted.report.update(
-            known=len(known),
-            known_without_next_observation=len(known) - len(steps),
-            best_step=best_step,
-            held_out=found.model_dump(),
-        )
+        fitted.report.update(known=len(known), best_step=best_step, held_out=found.model_dump())
         if fitted.low == fitted.high:
             warnings.warn(
                 f"reward_model: every known reward is {fitted.low:.6g}, and so is every imputed one. Where rewards are "
@@ -185,11 +182,7 @@ class FittedRewardModel:
     report: dict[str, JsonValue]
 
     def label(self, trajectories: Trajectories, known: np.ndarray | None = None, progress: Progress = silent) -> Labels:
-        """Known rewards as they are; for the others what the ensemble says, within the known range.
-
-        Where the next observation was not recorded, the networks see the last one that was, again; the diagnostics
-        name these episodes (`next_unknown`).
-        """
+        """Known rewards as they are; for the others what the ensemble says, within the known range."""
         rewards = np.full(trajectories.n_steps, np.nan, np.float32) if known is None else known.copy()
         unknown = np.flatnonzero(np.isnan(rewards))
         std = np.zeros(trajectories.n_steps)
@@ -300,10 +293,3 @@ def blocks(inputs: np.ndarray, moments: Moments, device: torch.device) -> Iterat
         block = np.zeros((BLOCK, inputs.shape[1]), np.float32)
         block[: rows.stop - start] = standard_inputs(inputs[rows], moments)
         yield rows, torch.from_numpy(block).to(device)
-
-
-def _next_is_observed(trajectories: Trajectories) -> np.ndarray:
-    """[N] bool, whether the observation after each step was recorded."""
-    observed = np.ones(trajectories.n_steps, bool)
-    observed[trajectories.offsets[1:][~trajectories.final_observed] - 1] = False
-    return observed

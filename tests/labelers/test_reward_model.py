@@ -204,35 +204,26 @@ def test_only_labelled_rows_are_read_while_fitting() -> None:
     assert sharded.label(data).rewards.tolist() == plain.label(data).rewards.tolist()
 
 
-def test_transitions_without_a_next_observation_are_not_trained_on_and_their_labels_are_named() -> None:
-    complete = made(lengths=(20,) * 10)
+def test_ends_without_a_final_observation_are_learned_and_their_episodes_named() -> None:
+    complete = made(lengths=(20,) * 100)
     observations = complete.observations.copy()
-    last = complete.offsets[1:] + np.arange(10)
-    observations[last[::2]] = observations[last[::2] - 1]
-    data = replace(complete, observations=observations, final_observed=np.arange(10) % 2 == 1)
-    rewards = true_rewards(complete)
-    changed = rewards.copy()
-    changed[data.offsets[1::2] - 1] = 1000  # what an episode without final observation ends with
-    model = SMALL.model_copy(update={"steps": 50})
-    with_next = model.fit(data, Evidence("x", rewards=changed), device=CPU)
-    assert with_next.report["known_without_next_observation"] == 5
-    # nothing was learned from these rewards, but for the range
-    plain = model.fit(data, Evidence("x", rewards=rewards), device=CPU)
-    assert with_next.predict(np.ones((1, 9)))[0] == plain.predict(np.ones((1, 9)))[0]
-    labels = with_next.label(data)
+    last = complete.offsets[1:] + np.arange(100)
+    observations[last[::2]] = observations[last[::2] - 1]  # every terminated episode
+    data = replace(complete, observations=observations, final_observed=~complete.terminated)
+    rewards = np.where(data.continues, true_rewards(complete), -5).astype(np.float32)
+    known = partly(rewards, 0.3)
+    labels = SMALL.fit(data, Evidence("x", rewards=known), device=CPU).label(data, known)
+    ends = ~data.continues & np.isnan(known)
+    assert np.abs(labels.rewards[ends] + 5).mean() < 0.5
     assert labels.diagnostics is not None
-    assert labels.diagnostics["next_unknown"].to_list() == [True, False] * 5
-    without_next = model.model_copy(update={"next_observations": False})
-    assert (
-        without_next.fit(data, Evidence("x", rewards=rewards), device=CPU).report["known_without_next_observation"] == 0
-    )
+    assert labels.diagnostics["next_unknown"].to_list() == [True, False] * 50
 
 
 def test_labels_of_one_episode_are_refused() -> None:
     data = made()
     known = np.full(150, np.nan, np.float32)
     known[:20] = 1
-    with pytest.raises(ConfigurationError, match=r"20 usable known rewards in 1 episode\(s\)"):
+    with pytest.raises(ConfigurationError, match=r"20 known rewards in 1 episode\(s\)"):
         SMALL.fit(data, Evidence("x", rewards=known), device=CPU)
 
 
