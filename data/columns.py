@@ -25,7 +25,9 @@ def write(path: Path, parts: Sequence[np.ndarray]) -> None:
     The shape of a row is kept in the schema, since Arrow's lists have one axis.
     """
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    values = pa.array(rows.reshape(-1))
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    # From the buffer, since pa.array(numpy) imports pandas.
+    values = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
     column = values if rows.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, int(np.prod(rows.shape[1:])))
     schema = pa.schema([pa.field("value", column.type, nullable=False)], {"shape": json.dumps(rows.shape[1:])})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

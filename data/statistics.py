@@ -77,12 +77,13 @@ class MomentsOf:
             self._minimum, self._maximum = self._origin, self._origin
         stride = max(1, PIECE // columns.shape[1])
         for start in range(0, len(columns), stride):
-            piece = columns[start : start + stride].astype(np.float64)
-            self._minimum = np.minimum(self._minimum, piece.min(0))
-            self._maximum = np.maximum(self._maximum, piece.max(0))
-            piece -= self._origin
-            self._sum = self._sum + np.ones(len(piece)) @ piece
-            self._square = self._square + np.einsum("nd,nd->d", piece, piece)
+            # Columns first: reductions along the last axis are several times faster, and sum pairwise.
+            piece = np.ascontiguousarray(columns[start : start + stride].T).astype(np.float64)
+            self._minimum = np.minimum(self._minimum, piece.min(1))
+            self._maximum = np.maximum(self._maximum, piece.max(1))
+            piece -= self._origin[:, None]
+            self._sum = self._sum + piece.sum(1)
+            self._square = self._square + np.einsum("dn,dn->d", piece, piece)
         self._count += len(rows)
         self._values += len(columns)
 

@@ -23,7 +23,6 @@ from pydantic import JsonValue
 
 from data.findings import Finding, Severity
 from data.readers.actions import action_kind, common_bounds
-from data.readers.ahead import ahead
 from data.readers.flat import Cutter, FlatReader, Rows
 from data.readers.hdf5 import HDF5_SIGNATURE, arrays, check_array, open_hdf5, reading, text_of
 from data.readers.reader import Block, RefusedError, Space
@@ -39,7 +38,7 @@ DELIVERED: dict[str, np.dtype[np.generic]] = {
 
 DECLARATIONS = ("action_count", "action_low", "action_high")
 
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 8 << 20
 """Read about so much at a time, in whole chunks."""
 
 
@@ -220,7 +219,7 @@ class D4RLSource:
 
     def blocks(self) -> Iterator[Block]:
         """All episodes, cut by the rules of `data/readers/flat.py`."""
-        return Cutter(self._settings, self._kind, self._path, self.findings).blocks(ahead(self._rows()))
+        return Cutter(self._settings, self._kind, self._path, self.findings).blocks(self._rows)
 
     # ------------------------------------------------------------ findings
 
