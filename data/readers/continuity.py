@@ -53,8 +53,8 @@ def long_steps(observations: np.ndarray, after: np.ndarray, flagged: np.ndarray)
     with np.errstate(invalid="ignore", over="ignore"):
         step = np.abs(columns(after).astype(np.float32) - columns(observations[:m]).astype(np.float32))
         usual = np.quantile(step[sample], 0.99, axis=0)
-        far: np.ndarray = step > np.where(usual > 0, LONG * usual, np.inf)
-    return far.any(axis=1)
+        long: np.ndarray = np.any(step > np.where(usual > 0, LONG * usual, np.inf), axis=1)
+    return long
 
 
 def columns(rows: np.ndarray) -> np.ndarray:

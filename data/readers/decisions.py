@@ -32,7 +32,7 @@ class Decisions:
         self._going_on: list[np.ndarray] = []  # rows with a flag that do not jump
         self._any_jump = False
         self._n_timeouts_going_on = self._n_changed = self._n_single = 0
-        self._n_flags_apart = self._n_flags_right = 0
+        self._n_terminals, self._n_timeouts = {"on": 0, "beside": 0}, {"on": 0, "beside": 0}  # flags, by long steps
         self._long: list[np.ndarray] = []  # rows with a long step and no flag
         self._unknown: list[tuple[int, int]] = []
         self.n_dropped = 0
@@ -56,17 +56,19 @@ class Decisions:
         self._n_timeouts_going_on += int((going_on & timeouts).sum())
         self._n_changed += int((changed & ~flagged).sum())
 
-    def saw_steps(self, flagged: np.ndarray, long: np.ndarray) -> None:
-        """Take up a part without next observations: do flags stand on long steps, or beside them?"""
+    def saw_steps(self, terminals: np.ndarray, timeouts: np.ndarray, end: np.ndarray, long: np.ndarray) -> None:
+        """Take up a part without next observations: do flags stand on long steps, or beside them?
+
+        end: [n] bool, rows that end an episode, by a flag or otherwise. long: [m] bool, see `long_steps`.
+        """
         m = len(long)
-        if m < 3:
-            return
-        flags = np.flatnonzero(flagged[1 : m - 1]) + 1
-        beside = (long & ~flagged[:m])[flags - 1] | (long & ~flagged[:m])[flags + 1]
-        self._n_flags_right += int(long[flags].sum())
-        self._n_flags_apart += int((beside & ~long[flags]).sum())
-        near = np.convolve(flagged, np.ones(3), mode="same")[:m] > 0
-        self._long.append(self._n_rows + np.flatnonzero(long & ~near))
+        lone = long & ~(terminals | timeouts)[:m]
+        for flags, counts in ((terminals, self._n_terminals), (timeouts, self._n_timeouts)):
+            rows = np.flatnonzero(flags[1 : m - 1]) + 1
+            counts["on"] += int(long[rows].sum())
+            counts["beside"] += int((~long[rows] & (lone[rows - 1] | lone[rows + 1])).sum())
+        near = np.convolve(terminals | timeouts, np.ones(3), mode="same")[:m] > 0
+        self._long.append(self._n_rows + np.flatnonzero(long & ~near & ~end[:m]))
 
     def saw_rows(self, terminals: np.ndarray, jump: np.ndarray, has_timeouts: bool, has_next: bool) -> None:
         """Finish a part."""
@@ -124,13 +126,14 @@ class Decisions:
                 f"observation is not the following row), {_rows(going_on)} have a flag and go on. "
                 "Cut at the observations alone with timeouts: ignore, or at the flags alone with timeouts: trust.",
             )
-        if self._n_flags_apart > self._n_flags_right:
-            self._refuse(
-                "late-flags",
-                f"the flags seem to be set a row beside the true ends: at {self._n_flags_apart:,} of them the step "
-                f"before or after is {LONG:g} times longer than others and the step across the flag is not. "
-                "Repair the flags, or believe them with timeouts: trust.",
-            )
+        for key, counts in (("terminals", self._n_terminals), ("timeouts", self._n_timeouts)):
+            if counts["beside"] > counts["on"]:
+                self._refuse(
+                    "late-flags",
+                    f"'{key}' seem to be set a row beside the true ends: at {counts['beside']:,} of them the step "
+                    f"before or after is {LONG:g} times longer than others and the step across the flag is not. "
+                    "Repair them, or believe all flags with timeouts: trust.",
+                )
 
     def _report_unflagged(self, unflagged: np.ndarray, trusted: bool) -> None:
         if len(unflagged) and trusted:

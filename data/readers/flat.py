@@ -115,15 +115,17 @@ class Cutter:
         flagged = part.terminals | timeouts
         if part.next_observations is None:
             jump = np.zeros(n, bool)
-            self._decisions.saw_steps(flagged, long_steps(part.observations, after, flagged))
         else:
             jump, changed = compare(part.observations, part.next_observations, after)
             self._decisions.saw_jumps(part.terminals, timeouts, jump, changed, len(after))
-        self._decisions.saw_rows(part.terminals, jump, part.timeouts is not None, part.next_observations is not None)
         boundary = timeouts | (jump & part.terminals if self._settings.timeouts == "trust" else jump)
         if part.timeouts is None or self._settings.timeouts == "ignore":
             boundary |= self._limit(boundary | part.terminals if self._settings.goals == "every_flag" else boundary)
         end, keep = self._goals(part.terminals, boundary)
+        if part.next_observations is None:
+            long = long_steps(part.observations, after, flagged)
+            self._decisions.saw_steps(part.terminals, timeouts, end, long)
+        self._decisions.saw_rows(part.terminals, jump, part.timeouts is not None, part.next_observations is not None)
         followed = np.arange(n) < len(after)
         finals, observed = self._finals(part, np.flatnonzero(end), followed & ~jump)
         yield from self._assemble(part, timeouts, end, keep, finals, observed, last=not followed[-1])
