@@ -48,10 +48,12 @@ class Sharded:
             start, stop, stride = rows.indices(len(self))
             if stride != 1:
                 return self[np.arange(start, stop, stride)]
-            first, last = np.searchsorted(self._starts, [start, max(stop, start + 1) - 1], side="right") - 1
-            if first == last or stop <= start:
+            if stop <= start:
+                return np.empty((0, *self.shape[1:]), self.dtype)
+            first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
+            if first == last:
                 offset = self._starts[first]
-                piece: np.ndarray = self._parts[first][start - offset : max(stop, start) - offset]
+                piece: np.ndarray = self._parts[first][start - offset : stop - offset]
                 return piece
             pieces = [
                 self._parts[p][max(start - self._starts[p], 0) : stop - self._starts[p]] for p in range(first, last + 1)

@@ -63,9 +63,14 @@ def columns(rows: np.ndarray) -> np.ndarray:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elementwise: equal but for rounding; NaN equals anything, since it cannot show a difference."""
+    """[n, D] of a, b [n, D]: equal but for rounding.
+
+    NaN equals anything, since it cannot show a difference; but a row of NaN alone equals nothing, it is no observation.
+    """
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        close = np.abs(x - y) <= TOLERANCE * np.maximum(np.abs(x), np.abs(y))
-    same: np.ndarray = close | np.isnan(x) | np.isnan(y) | (x == y)
+        close = np.abs(x - y) <= TOLERANCE * np.minimum(np.abs(x), np.abs(y))
+    nan = np.isnan(x)
+    same: np.ndarray = close | nan | np.isnan(y) | (x == y)
+    same[nan.all(1)] = False
     return same

@@ -39,8 +39,8 @@ class Decisions:
         """Steps dropped after the first goal of a recording."""
         self.unknown_because = dict.fromkeys(REASONS, 0)
         """Truncated ends whose final observation is not known, by reason."""
-        self.unfinished: tuple[int, int] | None = None
-        """Index and steps of the last episode, if it ends with the file."""
+        self.unfinished: tuple[int, int, bool] | None = None
+        """Index and steps of the last episode, if it ends with the file, and whether its last step was dropped."""
 
     # ------------------------------------------------------------ counting
 
@@ -171,8 +171,8 @@ class Decisions:
                 "where episodes end cannot be told. Say after how many steps they were cut: max_episode_steps.",
             )
 
-    def _report_unfinished(self, episode: int, steps: int) -> None:
-        if self._has_next:
+    def _report_unfinished(self, episode: int, steps: int, dropped: bool) -> None:
+        if not dropped:
             message = (
                 f"the last episode ({episode}, {steps:,} steps) ends with the file, without a flag: kept as truncated."
             )
@@ -183,7 +183,7 @@ class Decisions:
             )
         else:
             message = "the last row begins an episode that the file does not continue: dropped."
-        severity = Severity.NOTE if self._has_next else Severity.WARNING
+        severity = Severity.WARNING if dropped else Severity.NOTE
         code = "unfinished-last-episode"
         self._findings.append(Finding(code=code, severity=severity, message=message, episode=episode))
 

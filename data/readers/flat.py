@@ -17,12 +17,12 @@ The rules, in this order; each decision is a finding.
    is dropped; episodes of one step arise and are counted), at the `first` of each recording, dropping the steps after
    it, or not at all (`whole` recordings, ended by timeouts and jumps).
 6. The last episode, if no flag ends it, is kept as truncated. Its last observation is that of the last
-   `next_observations` row; without those it is the observation of the last row, whose step is dropped.
+   `next_observations` row; if that is not known it is the observation of the last row, whose step is dropped.
 
-The observation after an episode's last step is its own last `next_observations` row. It is not known, and a truncated
-episode is then never bootstrapped from its last step, which is kept: without `next_observations`; where the row is all
-zeros, or repeats the step's own observation though the episode was moving; and where it is the first observation of
-the following episode and no row of the file shows a jump (`next_observations` made by shifting).
+The observation after an episode's last step is its own last `next_observations` row. It is not known without
+`next_observations`; where the row is all zeros or NaN, or repeats the step's own observation though the episode was
+moving; and where it is the first observation of the following episode and no row of the file shows a jump
+(`next_observations` made by shifting). The step is then kept, and if the episode was truncated never bootstrapped from.
 """
 
 from __future__ import annotations
@@ -169,22 +169,26 @@ class Cutter:
 
         going_on: [n] bool, rows whose next observation is that of the following row.
         """
-        unknown = ~part.terminals[ends]
+        truncated = ~part.terminals[ends]
         if part.next_observations is None:
-            self._decisions.unknown_because["missing"] += int(unknown.sum())
+            self._decisions.unknown_because["missing"] += int(truncated.sum())
             return part.observations[ends], np.zeros(len(ends), bool)
-        finals, own = part.next_observations[ends], part.observations[ends]
+        repeated = self._repeated(part, part.next_observations, ends)
+        following = going_on[ends] & ~repeated & (not self._own)
+        self._decisions.unknown_because["repeated"] += int((repeated & truncated).sum())
+        self._decisions.unknown_because["following"] += int((following & truncated).sum())
+        return part.next_observations[ends], ~(repeated | following)
+
+    def _repeated(self, part: Rows, recorded: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """[E] bool, whether the next observation is empty, or the step's own while the row before was moving."""
+        finals, own = recorded[ends], part.observations[ends]
         axes = tuple(range(1, finals.ndim))
         before = np.maximum(ends - 1, 0)
-        moving = (part.next_observations[before] != part.observations[before]).any(axes)
+        moving = (recorded[before] != part.observations[before]).any(axes)
         moving[ends == 0] = self._moving
-        self._moving = bool((part.next_observations[-1] != part.observations[-1]).any())
-        repeated = (finals == own).all(axes) & moving
-        repeated |= (finals == 0).all(axes) & (own != 0).any(axes)
-        following = going_on[ends] & ~repeated & (not self._own)
-        self._decisions.unknown_because["repeated"] += int((repeated & unknown).sum())
-        self._decisions.unknown_because["following"] += int((following & unknown).sum())
-        return finals, ~(repeated | following)
+        empty = ((finals == 0).all(axes) & (own != 0).any(axes)) | np.isnan(finals).all(axes)
+        repeated: np.ndarray = empty | ((finals == own).all(axes) & moving)
+        return repeated
 
     def _assemble(
         self,
@@ -196,12 +200,16 @@ class Cutter:
         observed: np.ndarray,
         last: bool,
     ) -> Iterator[Block]:
-        has_next = part.next_observations is not None
         unfinished = last and not end[-1] and bool(keep[-1])
-        final = part.observations[-1] if part.next_observations is None else part.next_observations[-1]
+        final = part.observations[-1]
+        drop = unfinished
+        if part.next_observations is not None:
+            if unfinished and not self._repeated(part, part.next_observations, np.array([len(part) - 1]))[0]:
+                final, drop = part.next_observations[-1], False
+            self._moving = bool((part.next_observations[-1] != part.observations[-1]).any())
         ends = np.flatnonzero(end)
         terminated, timed_out = part.terminals[ends], timeouts[ends]
-        if unfinished and not has_next:
+        if drop:
             keep = keep & (np.arange(len(keep)) < len(keep) - 1)
         if not keep.all():
             part, ends = part[keep], np.cumsum(keep)[ends] - 1
@@ -221,7 +229,7 @@ class Cutter:
             self._decisions.name_unknown(first + unknown, block.trajectories.lengths[unknown] - 1)
             yield block
         if unfinished:
-            self._decisions.unfinished = (self._assembler.n_closed, self._assembler.n_open)
+            self._decisions.unfinished = (self._assembler.n_closed, self._assembler.n_open, drop)
             block = self._assembler.close(final)
             if block:
                 yield block

@@ -68,6 +68,17 @@ def test_without_next_observations_the_last_row_of_an_unfinished_episode_becomes
     assert found.severity == "warning" and "its step is dropped" in found.message
 
 
+@pytest.mark.parametrize("value", ["own", "zeros", "nan"])
+def test_an_unfinished_episode_whose_last_next_observation_is_no_observation_loses_its_last_step(
+    read, recording, last_rows, value
+):
+    arrays = with_flags(recording, (5, 4), (0,), (), last_rows)
+    arrays["next_observations"][-1] = {"own": arrays["observations"][-1], "zeros": 0, "nan": np.nan}[value]
+    got = read(arrays)
+    assert lengths(got) == [5, 3] and got.trajectories.final_observed.all()
+    np.testing.assert_array_equal(got.trajectories.observations[-1], arrays["observations"][-1])
+
+
 def test_without_next_observations_a_lone_last_row_is_dropped(read, recording, last_rows):
     arrays = with_flags(recording, (5, 1), (0,), (), last_rows)
     del arrays["next_observations"]
@@ -193,14 +204,15 @@ def test_next_observations_made_by_shifting_are_not_bootstrapped_from(read, reco
     assert "first of the following episode" in got.finding("final-observation-unknown").message
 
 
-@pytest.mark.parametrize("value", ["own", "zeros"])
+@pytest.mark.parametrize("value", ["own", "zeros", "nan"])
 def test_a_copied_or_empty_next_observation_is_not_bootstrapped_from(read, recording, last_rows, value):
     n = (6, 5)
     arrays = with_flags(recording, n, (), (0, 1), last_rows)
-    arrays["next_observations"][5] = arrays["observations"][5] if value == "own" else 0
+    arrays["next_observations"][5] = {"own": arrays["observations"][5], "zeros": 0, "nan": np.nan}[value]
     got = read(arrays)
     assert got.trajectories.final_observed.tolist() == [False, True]
     assert "episode 0, step 5" in got.finding("final-observation-unknown").message
+    assert np.isfinite(got.trajectories.observations).all()
 
 
 def test_a_resting_agent_has_its_own_next_observation(read, recording, last_rows):
