@@ -26,7 +26,7 @@ from algorithms.files import read_about, read_tensors, write_tensors
 from algorithms.policy import Policy
 from algorithms.policy import load_policy as load_policy
 from algorithms.policy import save_policy as save_policy
-from algorithms.spec import Spec
+from algorithms.spec import PIECE, Spec
 from data.config import Config
 from data.errors import ConfigurationError, DatasetError, WorkError
 from data.trajectories import Column, Trajectories
@@ -121,7 +121,7 @@ def train(
     }
     step = 0
     if checkpoint is not None and checkpoint.exists():
-        step = _resume(checkpoint, identity, state, log)
+        step = _resume(checkpoint, identity, state, log, device)
         progress(step)
     transitions = _Transitions(trajectories, spec, members, training.batch_size, device)
     policy = algorithm.policy(state)
@@ -178,7 +178,10 @@ class _Transitions:
         self._device, self._batch_size = device, batch_size
         self._seeds = [m.seed for m in members]
         self._n_transitions = len(steps)
-        self._observations = spec.standardise(torch.from_numpy(np.asarray(trajectories.observations))).to(device)
+        self._observations = torch.empty(len(trajectories.observations), spec.n_inputs, device=device)
+        for start in range(0, len(self._observations), PIECE):
+            piece = np.ascontiguousarray(trajectories.observations[start : start + PIECE])
+            self._observations[start : start + PIECE] = spec.standardise(torch.from_numpy(piece))
         self._actions = torch.from_numpy(spec.encode(trajectories.actions[steps])).to(device)
         self._rows = torch.from_numpy(trajectories.observation_rows(steps)).to(device)
         self._discounts = torch.from_numpy(trajectories.continues[steps].astype(np.float32)).to(device)
@@ -288,10 +291,10 @@ class _Log:
         """Names of metrics, and step and name of each row."""
         return {"names": list(self._names), "rows": [[step, name] for step, name, _ in self._rows]}
 
-    def load(self, tensors: Mapping[str, Tensor], titles: dict[str, list[Any]]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], titles: dict[str, list[Any]], device: torch.device) -> None:
         """Inverse of `state_dict` and `titles`."""
         self._names = titles["names"]
-        self._recent = list(tensors["recent"])
+        self._recent = list(tensors["recent"].to(device))
         values = tensors["values"].numpy()
         self._rows = [(step, name, row) for (step, name), row in zip(titles["rows"], values, strict=True)]
 
@@ -304,7 +307,8 @@ def settled() -> Iterator[None]:
     imported, as the command line does); else one. Idle threads that spin instead make a step forty times slower as soon
     as another process wants a core.
     Memory: glibc is told to keep up to 256 MiB of freed memory and to use it again. It would hand a step's tensors back
-    to the system and fetch fresh pages for the next, at a quarter of the time of a step of nine members. Stays so.
+    to the system and fetch fresh pages for the next, at a quarter of the time of a step of nine members. Stays so, for
+    the main thread: memory of others is kept per thread, so train there.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -325,7 +329,7 @@ def _write_checkpoint(path: Path, identity: dict[str, JsonValue], step: int, sta
     write_tensors(path, FORMAT, tensors, {"identity": identity, "step": step, "titles": log.titles()})
 
 
-def _resume(path: Path, identity: dict[str, JsonValue], state: State, log: _Log) -> int:
+def _resume(path: Path, identity: dict[str, JsonValue], state: State, log: _Log, device: torch.device) -> int:
     """Load a checkpoint into `state` and `log`. Returns its step."""
     about, tensors = read_tensors(path, FORMAT)
     for key, asked in json.loads(json.dumps(identity)).items():
@@ -339,5 +343,5 @@ def _resume(path: Path, identity: dict[str, JsonValue], state: State, log: _Log)
         part, _, rest = name.partition(".")
         parts[part][rest] = tensor
     state.load_state_dict(parts["state"])
-    log.load(parts["log"], about["titles"])
+    log.load(parts["log"], about["titles"], device)
     return int(about["step"])

@@ -53,7 +53,7 @@ class Curve:
     values: np.ndarray
 
 
-def scores(by_labeler: Mapping[str, Sequence[float]], unit: str, baseline: float | None) -> str:
+def scores(by_labeler: Mapping[str, Sequence[float]], unit: str, baseline: float | None, key: str) -> str:
     """A point a seed, and mean with sample standard deviation, for each labeler; a line for the data's own mean."""
     with matplotlib.rc_context(_RC):
         figure = Figure(figsize=(7.2, 0.8 + 0.42 * len(by_labeler)), layout="constrained")
@@ -71,7 +71,7 @@ def scores(by_labeler: Mapping[str, Sequence[float]], unit: str, baseline: float
         axes.set_ylim(len(by_labeler) - 0.4, -0.9)
         axes.set_xlabel(f"{unit} (point: a seed; bar: mean ± sample standard deviation)")
         axes.grid(axis="y", visible=False)
-        return _svg(figure, "scores")
+        return _svg(figure, key)
 
 
 def curves(panels: Mapping[str, Mapping[str, Curve]], colours: Mapping[str, str], key: str) -> str:

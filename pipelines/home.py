@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from data.store import Store
+if TYPE_CHECKING:
+    from data.store import Store
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -50,6 +52,8 @@ class Home:
     @property
     def store(self) -> Store:
         """Datasets, label sets and runs."""
+        from data.store import Store
+
         return Store(self.path / "store")
 
     @property

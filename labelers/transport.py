@@ -1,0 +1,224 @@
+"""Entropic optimal transport between many point sets and one, solved to convergence.
+
+For each problem, with costs C [n, m] and uniform weights a = 1/n, b = 1/m, the plan P minimises
+sum P C + epsilon sum P (log P - 1) over P >= 0 with row sums a and column sums b (Cuturi 2013). It has the form
+P = exp((f_i + g_j - C_ij) / epsilon). The potentials f, g are found in three stages, for a batch of problems at once:
+
+1. epsilon scaling (Schmitzer 2019): from the size of the costs down to epsilon, potentials carried along;
+2. absorbed, over-relaxed Sinkhorn sweeps (Thibault et al. 2021): with f and g folded into the kernel it is close to the
+   plan, so it does not underflow, and a sweep is two matrix-vector products in float32;
+3. Newton's method on the dual in float64, by the Schur complement on the shorter side (Brauer et al. 2017). The
+   residuals are float64 and the factor is float32: a step gains several digits, and its size tells the error before it.
+
+Sinkhorn alone would stop short: at epsilon 0.01 and a thousand steps, marginals right to 1e-5 still leave rewards wrong
+in the third digit. Here a problem is converged when a Newton step no longer changes the cost of any row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+RELAXATION = 1.5
+LEVEL_FACTOR = 10**0.5
+SWEEPS = 20
+"""Sweeps at each level of epsilon scaling, and between two attempts of Newton's method."""
+RANGE = 13.8
+"""Scalings are folded into the potentials when their logarithm leaves +-13.8 (a factor of 1e6)."""
+READY = 1e-2
+"""Marginal error below which Newton's method is tried."""
+NEWTON_STEPS = 12
+STEP_LIMIT = 3.0
+"""Longest Newton step of any potential, in units of epsilon."""
+TINY = 1e-35
+
+
+class Outcome(StrEnum):
+    """How a problem ended, and what to do about it."""
+
+    CONVERGED = "converged"
+    STEP_LIMIT = "step limit reached: raise max_iterations or epsilon"
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What B problems came to.
+
+    row_costs: [B, n] float64, sum_j P_ij C_ij / a_i, the mean cost that row i pays; 0 on padded rows.
+    marginal_errors: [B] float64, sum of absolute errors of the column sums; row sums are exact.
+    iterations: [B] int64, Sinkhorn sweeps and Newton steps. converged: [B] bool.
+    """
+
+    row_costs: Tensor
+    marginal_errors: Tensor
+    iterations: Tensor
+    converged: Tensor
+
+
+@torch.no_grad()
+def solve(costs: Tensor, n_rows: Tensor, epsilon: float, *, tolerance: float, max_iterations: int) -> Solution:
+    """Solve B problems of different length against one set of columns.
+
+    costs: [B, n, m] float64, padded along n. n_rows: [B] int64, rows that count; what padding holds does not matter.
+    tolerance: largest change of any row cost in the last Newton step, relative to the largest row cost of the problem.
+    max_iterations: sweeps and Newton steps at the most; a problem that needs more comes back not converged.
+    """
+    problems = _Problems(costs, n_rows, epsilon)
+    for level in _levels(problems.largest_cost, epsilon):
+        problems.sweep(level, SWEEPS)
+    done = torch.zeros_like(n_rows, dtype=torch.bool)
+    row_costs = torch.zeros_like(problems.f)
+    errors = torch.full_like(problems.f[:, 0], torch.inf)
+    iterations = torch.zeros_like(n_rows)
+    active = torch.arange(len(n_rows), device=costs.device)
+    while True:
+        converged = problems.polish(tolerance)
+        row_costs[active], errors[active] = problems.row_costs, problems.errors
+        iterations[active], done[active] = problems.iterations, converged
+        going_on = ~converged & (problems.iterations < max_iterations)
+        if not going_on.any():
+            return Solution(row_costs, errors, iterations, done)
+        active, problems = active[going_on], problems.only(going_on)
+        problems.sweep(epsilon, SWEEPS, torch.float64)
+
+
+def _levels(largest_cost: float, epsilon: float) -> list[float]:
+    """Falling values of epsilon, from the largest cost to the one asked for."""
+    levels = [epsilon]
+    while levels[-1] * LEVEL_FACTOR < largest_cost:
+        levels.append(levels[-1] * LEVEL_FACTOR)
+    return levels[::-1]
+
+
+class _Problems:
+    """B problems on their way: potentials in float64, f [B, n] and g [B, m]; padded rows have no mass."""
+
+    def __init__(self, costs: Tensor, n_rows: Tensor, epsilon: float) -> None:
+        b, n, m = costs.shape
+        self.epsilon = epsilon
+        self.n_rows = n_rows
+        self.is_row = torch.arange(n, device=costs.device) < n_rows[:, None]
+        self.padded = int(n_rows.min()) < n
+        self.costs = costs.masked_fill(~self.is_row[:, :, None], 0.0) if self.padded else costs
+        self.a = 1.0 / n_rows.double()[:, None]
+        self.b = 1.0 / m
+        self.f = torch.zeros(b, n, dtype=torch.float64, device=costs.device)
+        self.g = torch.zeros(b, m, dtype=torch.float64, device=costs.device)
+        self.iterations = torch.zeros_like(n_rows)
+        self.largest_cost = float(self.costs.max())
+        self.row_costs = torch.zeros_like(self.f)
+        self.errors = torch.full_like(self.f[:, 0], torch.inf)
+
+    def only(self, chosen: Tensor) -> _Problems:
+        """Some of the problems, at the same point, padded no further than they need."""
+        n = int(self.n_rows[chosen].max())
+        rest = _Problems(self.costs[chosen, :n], self.n_rows[chosen], self.epsilon)
+        rest.f, rest.g, rest.iterations = self.f[chosen, :n], self.g[chosen], self.iterations[chosen]
+        return rest
+
+    def kernel(self, epsilon: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        """exp((f + g - C) / epsilon) [B, n, m], with f moved so that the largest entry of each row is 1."""
+        exponent = torch.sub(self.g[:, None, :], self.costs)
+        top = exponent.amax(2)
+        self.f = -top
+        exponent.sub_(top[:, :, None]).div_(epsilon)
+        return exponent.to(dtype).exp_()
+
+    def sweep(self, epsilon: float, n_sweeps: int, dtype: torch.dtype = torch.float32) -> None:
+        """Over-relaxed Sinkhorn: rows, then columns, n_sweeps times."""
+        a, is_row = self.a.to(dtype), self.is_row
+        kernel = self.kernel(epsilon, dtype)
+        log_v = torch.zeros_like(self.g, dtype=dtype)
+        log_u = torch.log(a / (kernel.sum(2) + TINY)).masked_fill_(~is_row, -torch.inf)
+        for sweep in range(n_sweeps):
+            relaxation = RELAXATION if sweep else 1.0
+            column_sums = torch.bmm(log_u.exp()[:, None, :], kernel)[:, 0] * log_v.exp()
+            log_v += relaxation * torch.log(self.b / (column_sums + TINY))
+            row_sums = torch.bmm(kernel, log_v.exp()[:, :, None])[:, :, 0] * log_u.exp()
+            log_u += relaxation * torch.log(a / (row_sums + TINY)).masked_fill_(~is_row, 0.0)
+            if sweep + 1 < n_sweeps and max(float(log_v.abs().max()), 0.0) > RANGE:
+                self.g += epsilon * log_v
+                kernel = self.kernel(epsilon, dtype)
+                log_v.zero_()
+                log_u = torch.log(a / (kernel.sum(2) + TINY)).masked_fill_(~is_row, -torch.inf)
+        self.f += (epsilon * log_u).double()
+        self.g += (epsilon * log_v).double()
+        self.iterations += n_sweeps
+
+    def plan(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Plan [B, n, m] for column potentials g, with exact row sums, and its column sums [B, m]."""
+        exponent = torch.sub(g[:, None, :], self.costs).div_(self.epsilon)
+        exponent -= exponent.amax(2, keepdim=True)
+        plan = exponent.exp_()
+        scale = (self.a / plan.sum(2)).masked_fill(~self.is_row, 0.0)
+        plan *= scale[:, :, None]
+        return plan, plan.sum(1)
+
+    def polish(self, tolerance: float) -> Tensor:
+        """Newton's method for the problems that are ready for it. Returns [B] bool, which are converged."""
+        converged = torch.zeros_like(self.errors, dtype=torch.bool)
+        plan, column_sums = self.plan(self.g)
+        self.errors = (column_sums - self.b).abs().sum(1)
+        self.row_costs = self._row_costs(plan)
+        moving = self.errors < READY
+        for _ in range(NEWTON_STEPS):
+            index = moving.nonzero()[:, 0]
+            if not len(index):
+                break
+            whole = len(index) == len(moving)
+            part = self if whole else self.only(index)
+            n = part.f.shape[1]
+            step = part._newton_step(plan if whole else plan[index, :n], column_sums[index])
+            g = self.g[index] + step
+            new_plan, new_sums = part.plan(g)
+            new_errors = (new_sums - self.b).abs().sum(1)
+            better = (new_errors < 0.5 * self.errors[index]) | (new_errors < 1e-12)
+            new_costs = part._row_costs(new_plan)
+            change = (new_costs - self.row_costs[index, :n]).abs().amax(1) / new_costs.abs().amax(1).clamp_min(TINY)
+            accepted = index[better]
+            self.iterations[index] += 1
+            self.g[accepted] = g[better]
+            self.errors[accepted] = new_errors[better]
+            self.row_costs[accepted, :n] = new_costs[better]
+            column_sums[accepted] = new_sums[better]
+            if whole and bool(better.all()):
+                plan = new_plan
+            else:
+                plan[accepted, :n] = new_plan[better]
+            converged[index] = better & (change < tolerance)
+            moving[index] = better & ~converged[index]
+        return converged
+
+    def _newton_step(self, plan: Tensor, column_sums: Tensor) -> Tensor:
+        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact."""
+        small = plan.float()
+        residual = self.b - column_sums
+        b, n, m = plan.shape
+        rows = self.a.masked_fill(~self.is_row, 1.0)
+        if m <= n:
+            diagonal, right = column_sums, residual
+            schur = torch.bmm((small / rows.float()[:, :, None]).transpose(1, 2), small).neg_()
+        else:
+            diagonal = self.a * self.is_row
+            right = -torch.bmm(plan, (residual / column_sums)[:, :, None])[:, :, 0]
+            schur = torch.bmm(small / column_sums.float()[:, None, :], small.transpose(1, 2)).neg_()
+        k = schur.shape[1]
+        scale = diagonal.sum(1) / (self.n_rows if m > n else m)
+        schur += (scale / k).float()[:, None, None]
+        at = torch.arange(k, device=plan.device)
+        schur[:, at, at] += (diagonal + 1e-6 * scale[:, None]).float()
+        if m > n and self.padded:
+            schur[:, at, at] += (~self.is_row).float()
+        factor, failed = torch.linalg.cholesky_ex(schur)
+        solution = torch.cholesky_solve(right.float()[:, :, None], factor)[:, :, 0].double()
+        if m > n:
+            solution = (residual - torch.bmm(plan.transpose(1, 2), solution[:, :, None])[:, :, 0]) / column_sums
+        solution = torch.where(failed[:, None] > 0, 0.0, solution)
+        longest = solution.abs().amax(1, keepdim=True).clamp_min(STEP_LIMIT)
+        return self.epsilon * solution * (STEP_LIMIT / longest)
+
+    def _row_costs(self, plan: Tensor) -> Tensor:
+        return torch.einsum("bnm,bnm->bn", plan, self.costs) / self.a
