@@ -76,6 +76,11 @@ def ingest(path: Path, name: str, store: Store, reader: Reader | None = None, pr
     return result
 
 
+def ingested(key: str, store: Store) -> Ingested | None:
+    """What the ingestion with this key gave, if it was done and all that it gave is still there."""
+    return _known(store, store.root / "ingests" / f"{key}.json")
+
+
 def _key(source_digest: str, name: str, reader: Reader) -> str:
     return digest_of(
         {"source": source_digest, "reader": reader.model_dump(mode="json"), "version": reader.version, "name": name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,8 +88,9 @@ def _check_environment(work: Work, name: str, facts: Facts) -> None:
     found = (facts.observation, facts.action, facts.n_actions)
     if (observation, action, n_actions) != found:
         raise ConfigurationError(
-            f"{facts.file}: dataset '{name}' has observations {facts.observation} and {_kind(facts.action, facts.n_actions)}, "
-            f"environment {environment} has {observation} and {_kind(action, n_actions)}: policies cannot be rolled "
+            f"{facts.file}: dataset '{name}' has observations {facts.observation} and "
+            f"{_kind(facts.action, facts.n_actions)}; environment {environment} has {observation} and "
+            f"{_kind(action, n_actions)}: policies cannot be rolled "
             "out there."
         )
 

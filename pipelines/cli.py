@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_module
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from data.errors import AssayError, WorkError
+from data.errors import AssayError, ConfigurationError, WorkError
 from pipelines.home import Home, quieten
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
+    from rich.console import RenderableType
 
+    from data.ingest import Ingested
     from pipelines.comparison import Comparison
     from pipelines.work import Work
 
@@ -52,7 +55,9 @@ def run(study: Path, *, home: Where = HOME, json: AsJson = False) -> int:
 
 
 @app.command
-def ingest(path: Annotated[list[Path], Parameter(consume_multiple=True)], *, home: Where = HOME, json: AsJson = False) -> int:
+def ingest(
+    path: Annotated[list[Path], Parameter(consume_multiple=True)], *, home: Where = HOME, json: AsJson = False
+) -> int:
     """Read files into the store, each as a dataset named like the file; or all files of one study.
 
     A file that cannot be read costs one line; the others are stored.
@@ -116,9 +121,22 @@ def show(study: Path | None = None, *, home: Where = HOME, json: AsJson = False)
 
     place = Home(home)
     if study is None:
-        _print(inventory.of_store(place), inventory.tables_of_store, json)
+        held = inventory.of_store(place.store)
+        if json:
+            _print_json(held.model_dump(mode="json"))
+        else:
+            for table in inventory.tables(held):
+                _print(table)
+        return DONE
+    work = _work(study, home)
+    comparison = work.remembered()
+    if json:
+        said = None if comparison is None else comparison.model_dump(mode="json")
+        _print_json({"study": work.study.study, "id": work.id, "progress": work.progress(), "comparison": said})
     else:
-        _print(inventory.of_study(_work(study, home)), inventory.tables_of_study, json)
+        _print(f"{work.study.study}: {work.progress()}")
+        if comparison is not None:
+            _print_comparison(work, comparison, json)
     return DONE
 
 
@@ -131,7 +149,7 @@ def doctor(*, home: Where = HOME, json: AsJson = False) -> int:
     if json:
         _print_json([finding.model_dump(mode="json") for finding in findings])
     else:
-        _console().print(table(findings))
+        _print(table(findings))
     return FAILED if any(finding.status == "fail" for finding in findings) else DONE
 
 
@@ -161,7 +179,13 @@ def _main(tokens: Sequence[str] | None) -> int:
 def _fail(message: str, code: int) -> int:
     from pipelines.progress import ERRORS
 
-    ERRORS.print(f"error: {message}", style="bold red" if ERRORS.is_terminal else "", markup=False, highlight=False, soft_wrap=True)
+    ERRORS.print(
+        f"error: {message}",
+        style="bold red" if ERRORS.is_terminal else "",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return code
 
 
@@ -263,7 +287,9 @@ def _print_comparison(work: Work, comparison: Comparison, json: bool) -> None:
 
 def _print_ingested(results: Mapping[str, Ingested | None], refused: Mapping[str, str], json: bool) -> None:
     if json:
-        stored = {name: None if r is None else r.model_dump(mode="json") for name, r in results.items()}
+        stored: dict[str, JsonValue] = {
+            name: None if r is None else r.model_dump(mode="json") for name, r in results.items()
+        }
         _print_json({"ingested": stored, "refused": dict(refused)})
     else:
         for name, result in results.items():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from algorithms.evaluation import normalised_score
 from data.config import Config
 from data.labels import episode_returns
+
+if TYPE_CHECKING:
+    from pipelines.work import Cell, Work
 
 
 class Agreement(Config):
@@ -54,7 +58,7 @@ class ScoreRow(Config):
     mean: float | None
     std: float | None
     n: int
-    losses: dict[str, float] = {}
+    losses: dict[str, float] = Field(default={})
 
 
 class DataRow(Config):
@@ -104,6 +108,96 @@ class Comparison(Config):
             )
         numbers = dict.fromkeys(("mean", "std", *Agreement.model_fields), pl.Float64)
         return pl.DataFrame(rows, schema_overrides={**numbers, "convergence": pl.String})
+
+
+def compare(work: Work) -> Comparison:
+    """What a study came to, from what lies in the store; label sets must be there, runs may be missing."""
+    data, labels, scores = [], [], []
+    complete = True
+    for name in work.study.datasets:
+        stored = work.dataset(name)
+        offsets = stored.trajectories().offsets
+        entry, source = work.study.datasets[name], work.source_labels(name)
+        truth = None if source is None else np.asarray(work.store.labels(stored.digest, source).rewards)
+        unit: Literal["normalised score", "return"] | None = None
+        if entry.environment is not None:
+            unit = "return" if entry.reference is None else "normalised score"
+        own = None if truth is None else float(episode_returns(truth, offsets).mean())
+        if own is not None and entry.reference is not None:
+            own = float(normalised_score(np.asarray(own), entry.reference))
+        data.append(
+            DataRow(
+                dataset=name,
+                digest=stored.digest,
+                n_episodes=stored.manifest.n_episodes,
+                n_steps=stored.manifest.n_steps,
+                unit=unit,
+                score=own,
+            )
+        )
+        for labeler in work.study.labelers:
+            found = work.labels(name, labeler)
+            origin = found.manifest.origin
+            raw = origin.get("raw", origin) if isinstance(origin, dict) else {}
+            notes = [n for o in (origin, raw) if isinstance(o, dict) for n in _words(o.get("notes"))]
+            labels.append(
+                LabelRow(
+                    dataset=name,
+                    labeler=labeler,
+                    label_id=found.id,
+                    agreement=None if truth is None else agreement(np.asarray(found.rewards), truth, offsets),
+                    rewards=found.manifest.rewards,
+                    returns=found.manifest.returns,
+                    convergence=convergence(work.diagnostics(name, labeler)),
+                    notes=tuple(dict.fromkeys(notes)),
+                )
+            )
+        for algorithm in work.study.algorithms:
+            cells = work.cells(name, algorithm)
+            complete &= all(work.store.has_run(cell.run_id) for cell in cells)
+            for labeler in work.study.labelers:
+                scores.append(_score_row(work, [cell for cell in cells if cell.labeler == labeler]))
+    return Comparison(
+        study=work.study.study,
+        id=work.id,
+        complete=complete,
+        data=tuple(data),
+        labels=tuple(labels),
+        scores=tuple(scores),
+    )
+
+
+def _score_row(work: Work, cells: Sequence[Cell]) -> ScoreRow:
+    scores: dict[int, float | None] = {}
+    losses: dict[str, list[float]] = {}
+    for cell in cells:
+        there = work.store.has_run(cell.run_id)
+        evaluations = work.evaluations(cell) if there else None
+        column = None
+        if evaluations is not None:
+            column = evaluations["return" if evaluations["score"].null_count() else "score"]
+        scores[cell.seed] = None if column is None else float(column.to_numpy().mean())
+        if there:
+            metrics = work.metrics(cell)
+            for quantity in metrics.columns:
+                if quantity != "step" and not quantity.startswith("evaluation/"):
+                    losses.setdefault(quantity, []).append(float(metrics[quantity].drop_nulls()[-1]))
+    found = spread([score for score in scores.values() if score is not None])
+    n = sum(work.store.has_run(cell.run_id) for cell in cells)
+    return ScoreRow(
+        dataset=cells[0].dataset,
+        algorithm=cells[0].algorithm,
+        labeler=cells[0].labeler,
+        scores=scores,
+        mean=found.mean,
+        std=found.std,
+        n=n,
+        losses={quantity: float(np.mean(values)) for quantity, values in losses.items()},
+    )
+
+
+def _words(value: JsonValue) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)

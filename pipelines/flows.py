@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from prefect import flow, runtime, tags, task
+from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterStateType, FlowRunFilterTags
@@ -21,9 +21,10 @@ from prefect.states import Crashed
 
 from data.errors import AssayError
 from data.ingest import ingest
-from data.store import Store
+from data.readers import recognise
 from pipelines.comparison import compare
 from pipelines.home import Home
+from pipelines.progress import bar
 from pipelines.recording import Record
 from pipelines.report import write_report
 from pipelines.study import load_study

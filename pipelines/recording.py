@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 import polars as pl
 
@@ -15,7 +17,7 @@ from data.digests import digest_of
 from pipelines.comparison import Comparison
 from pipelines.home import write_whole
 from pipelines.tracking import TrackedRun, Tracker
-from pipelines.work import Cell, Work
+from pipelines.work import RETURN, SCORE, Cell, Work
 
 
 class Record:
@@ -74,8 +76,18 @@ class Record:
                 }
             )
             run.input(cell.dataset, dataset.digest, str(dataset.path), "training")
-            run.input(f"{cell.dataset}.{cell.labeler}", cell.label_id, str(work.labels_path(cell)), "labels")
+            run.input(
+                f"{cell.dataset}.{cell.labeler}",
+                cell.label_id,
+                str(work.labels(cell.dataset, cell.labeler).path),
+                "labels",
+            )
         return run
+
+    def progress(self, cells: Sequence[Cell], frames: Sequence[pl.DataFrame]) -> None:
+        """Record the metrics so far of runs that are still training."""
+        for cell, frame in zip(cells, frames, strict=True):
+            self.child(cell).metrics(frame)
 
     def complete(self, cell: Cell) -> None:
         """Record all of a finished run from the store, and close it."""
@@ -86,9 +98,9 @@ class Record:
         evaluations = self._work.evaluations(cell)
         if evaluations is not None:
             by_step = evaluations.group_by("step").agg(pl.col("return").mean(), pl.col("score").mean()).sort("step")
-            run.metrics(by_step.select("step", pl.col("return").alias("evaluation/return")))
+            run.metrics(by_step.select("step", pl.col("return").alias(RETURN)))
             if by_step["score"].null_count() == 0:
-                run.metrics(by_step.select("step", pl.col("score").alias("evaluation/normalised_score")))
+                run.metrics(by_step.select("step", pl.col("score").alias(SCORE)))
             run.text("evaluations.csv", evaluations.write_csv())
         for name in ("policy.safetensors", "manifest.json"):
             run.file(self._work.store.run(cell.run_id) / name)
@@ -123,6 +135,6 @@ class Record:
         return self._mark.exists() and (self.uri is not None or self._work.home.database.exists())
 
     @property
-    def _mark(self) -> str:
+    def _mark(self) -> Path:
         place = digest_of({"uri": self.uri, "experiment": self.experiment})
         return self._work.home.studies / self._work.id / f"recorded-{place}.json"

@@ -24,7 +24,8 @@ STYLE = """
 }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
   max-width: 60rem; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .25rem; } h3 { font-size: 1rem; margin: 1.5rem 0 0; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .25rem; } h3 { font-size: 1rem;
+  margin: 1.5rem 0 0; }
 p { margin: .25rem 0 .75rem; } .soft, caption, footer { color: var(--soft); font-size: .875rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
@@ -70,7 +71,10 @@ def _lead(comparison: Comparison) -> str:
 def _table(comparison: Comparison) -> str:
     unit = {row.dataset: row.unit for row in comparison.data}
     head = ("dataset", "algorithm", "labeler", "score", "n", "Pearson", "Spearman", "Pearson", "Spearman", "labels")
-    groups = '<tr><th class="word" colspan="3"></th><th></th><th></th><th colspan="2">by step</th><th colspan="2">by return</th><th></th></tr>'
+    groups = (
+        '<tr><th class="word" colspan="3"></th><th></th><th></th><th colspan="2">by step</th>'
+        '<th colspan="2">by return</th><th></th></tr>'
+    )
     rows = []
     for row in comparison.scores or _rows_without_training(comparison):
         label = comparison.label_row(row.dataset, row.labeler)
@@ -209,7 +213,8 @@ def _origins(work: Work, comparison: Comparison) -> str:
         )
         said += [f'<p class="soft">{html.escape(f.severity)}: {html.escape(f.message)}</p>' for f in findings]
     said += [
-        f'<p class="soft">labels {html.escape(row.labeler)} of {html.escape(row.dataset)}: <code>{row.label_id}</code></p>'
+        f'<p class="soft">labels {html.escape(row.labeler)} of {html.escape(row.dataset)}: '
+        f"<code>{row.label_id}</code></p>"
         for row in comparison.labels
     ]
     said.append(f"<footer>study <code>{comparison.id}</code></footer>")

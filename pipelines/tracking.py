@@ -78,6 +78,12 @@ class Tracker:
         found = self._client.search_runs([self._experiment], filter_string=wanted, max_results=1)
         return bool(found) and found[0].info.status in SETTLED
 
+    def running(self, identity: Mapping[str, str]) -> Iterator[TrackedRun]:
+        """All runs with these tags that say they are running."""
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
+        for run in self._client.search_runs([self._experiment], f"{wanted} and attributes.status = 'RUNNING'"):
+            yield TrackedRun(self._client, run.info.run_id, finished=False, fresh=False)
+
 
 @dataclass
 class TrackedRun:

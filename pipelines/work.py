@@ -7,18 +7,22 @@ here knows of Prefect; tracking is given from outside.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 import torch
 from pydantic import JsonValue
 
-from algorithms.evaluation import resolve_device
+from algorithms.evaluation import evaluate, normalised_score, resolve_device
+from algorithms.policy import Policy, save_policy
+from algorithms.training import Member, checkpoint_members, train
 from data.digests import digest_of
 from data.errors import ConfigurationError
 from data.ingest import Ingested, ingest, ingest_key, ingested
@@ -29,9 +33,17 @@ from data.store import Store, StoredDataset, StoredLabels
 from data.trajectories import Trajectories
 from labelers.evidence import NOTHING, Evidence
 from labelers.labeler import FittedLabeler
-from pipelines.home import Home
+from pipelines.comparison import Comparison
+from pipelines.home import Home, write_whole
 from pipelines.progress import bar
 from pipelines.study import SELF, SOURCE, Study
+
+if TYPE_CHECKING:
+    from pipelines.recording import Record
+
+
+RETURN, SCORE = "evaluation/return", "evaluation/normalised_score"
+"""Names of the metrics of a roll-out."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Work:
         return LabelIds(raw, label_id(digest, self._transformed(labeler), 1, raw))
 
     def cells(self, dataset: str, algorithm: str) -> list[Cell]:
-        """The runs of one dataset and algorithm, one population. Their label sets need not be there, their evidence must."""
+        """The runs of one dataset and algorithm: one population. Label sets need not be there, their evidence must."""
         cells = []
         for labeler in self.study.labelers:
             label = self.label_ids(dataset, labeler).final
@@ -151,6 +163,80 @@ class Work:
                 cells.append(Cell(dataset, algorithm, labeler, seed, label, digest_of(identity)))
         return cells
 
+    # ------------------------------------------------------------ what is there
+
+    def is_ingested(self) -> bool:
+        """Whether every file is in the store."""
+        return all(self.ingested(name) is not None for name in self.study.files())
+
+    def is_labelled(self) -> bool:
+        """Whether every label set is in the store."""
+        return self.is_ingested() and self._labelled() == len(self.study.datasets) * len(self.study.labelers)
+
+    def is_trained(self) -> bool:
+        """Whether every run is in the store."""
+        return self.is_labelled() and all(self.store.has_run(cell.run_id) for cell in self.all_cells())
+
+    def all_cells(self) -> list[Cell]:
+        """Every run of the study; evidence must be there."""
+        return [c for d in self.study.datasets for a in self.study.algorithms for c in self.cells(d, a)]
+
+    def progress(self) -> str:
+        """What is done, in words."""
+        files = self.study.files()
+        n_ingested = sum(self.ingested(name) is not None for name in files)
+        n_sets = len(self.study.datasets) * len(self.study.labelers)
+        n_runs = n_sets * len(self.study.algorithms) * len(self.study.seeds)
+        n_labelled = self._labelled() if n_ingested == len(files) else 0
+        n_trained = sum(self.store.has_run(c.run_id) for c in self.all_cells()) if n_labelled == n_sets else 0
+        return (
+            f"{n_ingested} of {len(files)} files ingested, {n_labelled} of {n_sets} label sets, "
+            f"{n_trained} of {n_runs} runs"
+        )
+
+    def _labelled(self) -> int:
+        """How many label sets are there, up to the first missing one of each dataset."""
+        n = 0
+        for dataset in self.study.datasets:
+            digest = self.dataset(dataset).digest
+            for labeler in self.study.labeling_order():
+                ids = self.label_ids(dataset, labeler)
+                if not (self.store.has_labels(digest, ids.raw) and self.store.has_labels(digest, ids.final)):
+                    break
+                n += 1
+        return n
+
+    def labels(self, dataset: str, labeler: str) -> StoredLabels:
+        """A labeler's label set, transformed."""
+        return self.store.labels(self.dataset(dataset).digest, self.label_ids(dataset, labeler).final)
+
+    def diagnostics(self, dataset: str, labeler: str) -> pl.DataFrame | None:
+        """What a labeler had to say about each episode, if it did."""
+        return self.store.labels(self.dataset(dataset).digest, self.label_ids(dataset, labeler).raw).diagnostics
+
+    def metrics(self, cell: Cell) -> pl.DataFrame:
+        """Metrics of a finished run: a column `step`, and one for each metric, null where it has no value."""
+        return pl.read_ipc(self.store.run(cell.run_id) / "metrics.arrow")
+
+    def evaluations(self, cell: Cell) -> pl.DataFrame | None:
+        """Returns of a finished run's final policy: columns step, episode, return, score (null without a reference)."""
+        path = self.store.run(cell.run_id) / "evaluations.arrow"
+        return pl.read_ipc(path) if path.exists() else None
+
+    def remember(self, comparison: Comparison) -> None:
+        """Keep what the study came to."""
+        write_whole(self._memory, comparison.model_dump_json(indent=1) + "\n")
+
+    def remembered(self) -> Comparison | None:
+        """What the study came to when it was last compared."""
+        if not self._memory.exists():
+            return None
+        return Comparison.model_validate_json(self._memory.read_text(encoding="utf-8"))
+
+    @property
+    def _memory(self) -> Path:
+        return self.home.studies / self.id / "comparison.json"
+
     def _evaluation(self, dataset: str) -> JsonValue:
         environment = self.study.datasets[dataset].environment
         if environment is None:
@@ -158,7 +244,7 @@ class Work:
         return {"environment": environment, **self.study.evaluation.model_dump(mode="json")}
 
     def _transformed(self, labeler: str) -> dict[str, JsonValue]:
-        transforms = [t.model_dump(mode="json") for t in self.study.labeler(labeler).transforms]
+        transforms: list[JsonValue] = [t.model_dump(mode="json") for t in self.study.labeler(labeler).transforms]
         return {"kind": "transformed", "transforms": transforms}
 
     def _source_labels_or_refuse(self, dataset: str) -> str:
@@ -217,7 +303,7 @@ class Work:
                 labels = fitted[0].label(shard, known, progress)
                 # The manifest is written after the last shard: it takes up what is known by then.
                 origin["seconds"] = round(time.perf_counter() - started, 3)
-                origin["notes"] = sorted({str(w.message) for w in caught})
+                origin["notes"] = list[JsonValue](sorted({str(w.message) for w in caught}))
                 return labels
 
             self.store.write_labels(stored, label, make, origin)
@@ -234,9 +320,102 @@ class Work:
             "labeler": self._transformed(labeler),
             "evidence": {"digest": ids.raw},
             "raw": raw.manifest.origin,
-            "notes": sorted({str(w.message) for w in caught}),
+            "notes": list[JsonValue](sorted({str(w.message) for w in caught})),
         }
         self.store.write_labels(stored, ids.final, lambda index, shard, steps: Labels(rewards[steps]), origin)
+
+    def train(self, dataset: str, algorithm: str, record: Record) -> None:
+        """Train what is missing of one population: the runs of all labelers and seeds on one dataset.
+
+        An unfinished population that holds all missing runs is taken up at its last checkpoint.
+        """
+        cells = self.cells(dataset, algorithm)
+        missing = [cell for cell in cells if not self.store.has_run(cell.run_id)]
+        if not missing:
+            return
+        checkpoint, members = self._checkpoint(cells, missing)
+        stored = self.dataset(dataset)
+        rewards = {c.label_id: self.store.labels(stored.digest, c.label_id).rewards for c in members}
+        training, evaluation = self.study.training, self.study.evaluation
+        environment = self.study.datasets[dataset].environment
+        title = f"{algorithm} on {dataset}, {len(members)} runs"
+        with bar(f"train {title}", training.steps, "steps") as progress:
+            trained = train(
+                self.study.algorithms[algorithm],
+                stored.trajectories(),
+                [Member(cell.run_id, rewards[cell.label_id], cell.seed) for cell in members],
+                training,
+                device=self.device,
+                checkpoint=checkpoint,
+                evaluate=None if environment is None else lambda policy: self._worth(dataset, policy),
+                evaluate_every=evaluation.every if environment is not None else None,
+                progress=progress,
+                on_checkpoint=lambda metrics: record.progress(
+                    members, [_wide(metrics, p) for p in range(len(members))]
+                ),
+            )
+        returns = None
+        if environment is not None:
+            with bar(f"evaluate {title}", len(members) * evaluation.episodes, "episodes") as progress:
+                returns = evaluate(trained.policy, environment, evaluation.episodes, evaluation.seed, progress)
+        for p, cell in enumerate(members):
+            frame = None if returns is None else self._evaluated(dataset, returns[p])
+            self.store.write_run(cell.run_id, _Filling(cell, trained.policy, p, _wide(trained.metrics, p), frame))
+        checkpoint.unlink()
+
+    def _checkpoint(self, cells: list[Cell], missing: list[Cell]) -> tuple[Path, list[Cell]]:
+        """Where the missing runs are checkpointed, and all runs that train there, in order."""
+        by_id = {cell.run_id: cell for cell in cells}
+        for path in sorted(self.home.checkpoints.glob("*.safetensors")):
+            held = checkpoint_members(path) or ()
+            if {cell.run_id for cell in missing} <= set(held) <= by_id.keys():
+                return path, [by_id[run_id] for run_id in held]
+        name = digest_of([cell.run_id for cell in missing])
+        return self.home.checkpoints / f"{name}.safetensors", missing
+
+    def _worth(self, dataset: str, policy: Policy) -> dict[str, np.ndarray]:
+        """Mean return and score of each member."""
+        entry, evaluation = self.study.datasets[dataset], self.study.evaluation
+        assert entry.environment is not None
+        returns = evaluate(policy, entry.environment, evaluation.episodes, evaluation.seed).mean(1)
+        if entry.reference is None:
+            return {RETURN: returns}
+        return {RETURN: returns, SCORE: normalised_score(returns, entry.reference)}
+
+    def _evaluated(self, dataset: str, returns: np.ndarray) -> pl.DataFrame:
+        reference = self.study.datasets[dataset].reference
+        columns = {
+            "step": np.full(len(returns), self.study.training.steps),
+            "episode": np.arange(len(returns)),
+            "return": returns,
+            "score": None if reference is None else normalised_score(returns, reference),
+        }
+        return pl.DataFrame(columns, schema_overrides={"score": pl.Float64})
+
+
+def _wide(metrics: pl.DataFrame, member: int) -> pl.DataFrame:
+    """One member's metrics: a column `step` and one for each metric."""
+    own = metrics.filter(pl.col("member") == member).drop("member")
+    return own.pivot("name", index="step", values="value").sort("step")
+
+
+@dataclass(frozen=True, eq=False)
+class _Filling:
+    """Writes a finished run into its folder."""
+
+    cell: Cell
+    policy: Policy
+    member: int
+    metrics: pl.DataFrame
+    evaluations: pl.DataFrame | None
+
+    def __call__(self, folder: Path) -> None:
+        save_policy(self.policy, self.member, folder / "policy.safetensors")
+        self.metrics.write_ipc(folder / "metrics.arrow", compression="uncompressed")
+        if self.evaluations is not None:
+            self.evaluations.write_ipc(folder / "evaluations.arrow", compression="uncompressed")
+        about = {"format": "assay-run/1", **asdict(self.cell)}
+        (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 class _StudyEvidence:
