@@ -217,7 +217,8 @@ def _costs(x: Tensor, y: Tensor, cost: str) -> Tensor:
     """[B, n, m] float64 costs between x [B, n, d] and y [m, d]."""
     if cost == "cosine":
         norms = x.norm(dim=2)[:, :, None] * y.norm(dim=1)
-        return (1 - (x @ y.T) / (norms + 1e-8)).clamp_(0, 2)
+        similarity: Tensor = (x @ y.T) / (norms + 1e-8)
+        return (1 - similarity).clamp_(0, 2)
     # Coordinates are subtracted, not multiplied out: near points would lose their distance to rounding.
     distances = torch.cdist(x, y[None], compute_mode="donot_use_mm_for_euclid_dist")
     return distances if cost == "euclidean" else distances.square_()

@@ -77,7 +77,7 @@ def solve(costs: Tensor, n_rows: Tensor, epsilon: float, *, tolerance: float, ma
     active = torch.arange(len(n_rows), device=costs.device)
     while True:
         converged = problems.polish(tolerance)
-        row_costs[active], errors[active] = problems.row_costs, problems.errors
+        row_costs[active, : problems.f.shape[1]], errors[active] = problems.row_costs, problems.errors
         iterations[active], done[active] = problems.iterations, converged
         going_on = ~converged & (problems.iterations < max_iterations)
         if not going_on.any():

@@ -83,7 +83,9 @@ class Home:
     def settle_prefect(self) -> None:
         """Keep Prefect's state in this folder, unless the user has settled on a server or a place."""
         if not any(name in os.environ for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_HOME")):
-            os.environ["PREFECT_HOME"] = str(self.path.resolve() / "prefect")
+            place = self.path.resolve() / "prefect"
+            place.mkdir(parents=True, exist_ok=True)
+            os.environ["PREFECT_HOME"] = str(place)
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:

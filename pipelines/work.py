@@ -13,13 +13,14 @@ import warnings
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import torch
 from pydantic import JsonValue
 
+from algorithms.algorithm import Algorithm
 from algorithms.evaluation import evaluate, normalised_score, resolve_device
 from algorithms.policy import Policy, save_policy
 from algorithms.training import Member, checkpoint_members, train
@@ -337,11 +338,12 @@ class Work:
         stored = self.dataset(dataset)
         rewards = {c.label_id: self.store.labels(stored.digest, c.label_id).rewards for c in members}
         training, evaluation = self.study.training, self.study.evaluation
+        learner: Algorithm[Any] = self.study.algorithms[algorithm]
         environment = self.study.datasets[dataset].environment
         title = f"{algorithm} on {dataset}, {len(members)} runs"
         with bar(f"train {title}", training.steps, "steps") as progress:
             trained = train(
-                self.study.algorithms[algorithm],
+                learner,
                 stored.trajectories(),
                 [Member(cell.run_id, rewards[cell.label_id], cell.seed) for cell in members],
                 training,
