@@ -32,9 +32,16 @@ RANGE = 13.8
 READY = 1e-2
 """Marginal error below which Newton's method is tried."""
 NEWTON_STEPS = 12
+PRECISE = 1e-5
+"""Marginal error below which a Newton step that gains nothing is tried again with a float64 matrix."""
 STEP_LIMIT = 3.0
 """Longest Newton step of any potential, in units of epsilon."""
 TINY = 1e-35
+FLOOR = -60.0
+"""Exponents below this one (1e-26 of a row's largest entry) are raised to it: denormal numbers are a hundred times slower
+than others, and what is that small adds nothing."""
+NEGLIGIBLE = 1e-18
+"""Plan entries below this are left out of Newton's matrix, where they are multiplied with each other in float32."""
 
 
 class Outcome(StrEnum):
@@ -125,7 +132,7 @@ class _Problems:
         exponent = torch.sub(self.g[:, None, :], self.costs)
         top = exponent.amax(2)
         self.f = -top
-        exponent.sub_(top[:, :, None]).div_(epsilon)
+        exponent.sub_(top[:, :, None]).div_(epsilon).clamp_(min=FLOOR)
         return exponent.to(dtype).exp_()
 
     def sweep(self, epsilon: float, n_sweeps: int, dtype: torch.dtype = torch.float32) -> None:
@@ -153,7 +160,7 @@ class _Problems:
         """Plan [B, n, m] for column potentials g, with exact row sums, and its column sums [B, m]."""
         exponent = torch.sub(g[:, None, :], self.costs).div_(self.epsilon)
         exponent -= exponent.amax(2, keepdim=True)
-        plan = exponent.exp_()
+        plan = exponent.clamp_(min=FLOOR).exp_()
         scale = (self.a / plan.sum(2)).masked_fill(~self.is_row, 0.0)
         plan *= scale[:, :, None]
         return plan, plan.sum(1)
@@ -165,6 +172,7 @@ class _Problems:
         self.errors = (column_sums - self.b).abs().sum(1)
         self.row_costs = self._row_costs(plan)
         moving = self.errors < READY
+        precise = torch.zeros_like(moving)
         for _ in range(NEWTON_STEPS):
             index = moving.nonzero()[:, 0]
             if not len(index):
@@ -172,11 +180,12 @@ class _Problems:
             whole = len(index) == len(moving)
             part = self if whole else self.only(index)
             n = part.f.shape[1]
-            step = part._newton_step(plan if whole else plan[index, :n], column_sums[index])
+            dtype = torch.float64 if bool(precise[index].any()) else torch.float32
+            step = part._newton_step(plan if whole else plan[index, :n], column_sums[index], dtype)
             g = self.g[index] + step
             new_plan, new_sums = part.plan(g)
             new_errors = (new_sums - self.b).abs().sum(1)
-            better = (new_errors < 0.5 * self.errors[index]) | (new_errors < 1e-12)
+            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12)
             new_costs = part._row_costs(new_plan)
             change = (new_costs - self.row_costs[index, :n]).abs().amax(1) / new_costs.abs().amax(1).clamp_min(TINY)
             accepted = index[better]
@@ -190,31 +199,37 @@ class _Problems:
             else:
                 plan[accepted, :n] = new_plan[better]
             converged[index] = better & (change < tolerance)
-            moving[index] = better & ~converged[index]
+            near = self.errors[index] < PRECISE
+            moving[index] = ~converged[index] & (better | (near & ~precise[index]))
+            precise[index] = near & ~better
         return converged
 
-    def _newton_step(self, plan: Tensor, column_sums: Tensor) -> Tensor:
-        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact."""
-        small = plan.float()
+    def _newton_step(self, plan: Tensor, column_sums: Tensor, dtype: torch.dtype) -> Tensor:
+        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact.
+
+        dtype: of the matrix that is factored. Directions in which the problem is almost flat need float64.
+        """
+        damping = 1e-6 if dtype == torch.float32 else 1e-13
+        small = torch.nn.functional.threshold_(plan.to(dtype, copy=True), NEGLIGIBLE, 0.0)
         residual = self.b - column_sums
         n, m = plan.shape[1:]
         rows = self.a.masked_fill(~self.is_row, 1.0)
         if m <= n:
             diagonal, right = column_sums, residual
-            schur = torch.bmm((small / rows.float()[:, :, None]).transpose(1, 2), small).neg_()
+            schur = torch.bmm((small / rows.to(dtype)[:, :, None]).transpose(1, 2), small).neg_()
         else:
             diagonal = self.a * self.is_row
             right = -torch.bmm(plan, (residual / column_sums)[:, :, None])[:, :, 0]
-            schur = torch.bmm(small / column_sums.float()[:, None, :], small.transpose(1, 2)).neg_()
+            schur = torch.bmm(small / column_sums.to(dtype)[:, None, :], small.transpose(1, 2)).neg_()
         k = schur.shape[1]
         scale = diagonal.sum(1) / (self.n_rows if m > n else m)
-        schur += (scale / k).float()[:, None, None]
+        schur += (scale / k).to(dtype)[:, None, None]
         at = torch.arange(k, device=plan.device)
-        schur[:, at, at] += (diagonal + 1e-6 * scale[:, None]).float()
+        schur[:, at, at] += (diagonal + damping * scale[:, None]).to(dtype)
         if m > n and self.padded:
-            schur[:, at, at] += (~self.is_row).float()
+            schur[:, at, at] += (~self.is_row).to(dtype)
         factor, failed = torch.linalg.cholesky_ex(schur)
-        solution = torch.cholesky_solve(right.float()[:, :, None], factor)[:, :, 0].double()
+        solution = torch.cholesky_solve(right.to(dtype)[:, :, None], factor)[:, :, 0].double()
         if m > n:
             solution = (residual - torch.bmm(plan.transpose(1, 2), solution[:, :, None])[:, :, 0]) / column_sums
         solution = torch.where(failed[:, None] > 0, 0.0, solution)
