@@ -180,7 +180,7 @@ class _Transitions:
         self._n_transitions = len(steps)
         self._observations = torch.empty(len(trajectories.observations), spec.n_inputs, device=device)
         for start in range(0, len(self._observations), PIECE):
-            piece = np.ascontiguousarray(trajectories.observations[start : start + PIECE])
+            piece = np.array(trajectories.observations[start : start + PIECE])
             self._observations[start : start + PIECE] = spec.standardise(torch.from_numpy(piece))
         self._actions = torch.from_numpy(spec.encode(trajectories.actions[steps])).to(device)
         self._rows = torch.from_numpy(trajectories.observation_rows(steps)).to(device)

@@ -38,8 +38,8 @@ STEP_LIMIT = 3.0
 """Longest Newton step of any potential, in units of epsilon."""
 TINY = 1e-35
 FLOOR = -60.0
-"""Exponents below this one (1e-26 of a row's largest entry) are raised to it: denormal numbers are a hundred times slower
-than others, and what is that small adds nothing."""
+"""Exponents below this one (1e-26 of a row's largest entry) are raised to it: denormal numbers are a hundred times
+slower than others, and what is that small adds nothing."""
 NEGLIGIBLE = 1e-18
 """Plan entries below this are left out of Newton's matrix, where they are multiplied with each other in float32."""
 
@@ -210,7 +210,7 @@ class _Problems:
         dtype: of the matrix that is factored. Directions in which the problem is almost flat need float64.
         """
         damping = 1e-6 if dtype == torch.float32 else 1e-13
-        small = torch.nn.functional.threshold_(plan.to(dtype, copy=True), NEGLIGIBLE, 0.0)
+        small = torch.nn.functional.threshold(plan.to(dtype), NEGLIGIBLE, 0.0)
         residual = self.b - column_sums
         n, m = plan.shape[1:]
         rows = self.a.masked_fill(~self.is_row, 1.0)
