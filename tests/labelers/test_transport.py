@@ -1,0 +1,137 @@
+"""The entropic solver against POT, which solves the same problems one by one, in float64, in the log domain."""
+
+from __future__ import annotations
+
+import numpy as np
+import ot
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labelers.transport import log_domain_sinkhorn, solve
+
+
+def row_costs_by_pot(costs: np.ndarray, epsilon: float) -> np.ndarray:
+    """[n] mean cost that each row pays under the plan that POT finds."""
+    n, m = costs.shape
+    plan, log = ot.sinkhorn(
+        np.full(n, 1 / n),
+        np.full(m, 1 / m),
+        costs,
+        epsilon,
+        method="sinkhorn_log",
+        stopThr=1e-13,
+        numItermax=200_000,
+        log=True,
+        warn=False,
+    )
+    assert log["err"][-1] < 1e-12
+    return (plan * costs).sum(1) * n
+
+
+def random_costs(seed: int, lengths: list[int], n_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Costs [B, longest, m] between noise, with rubbish on the padding, and the lengths."""
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=(n_columns, 3))
+    costs = torch.full((len(lengths), max(lengths), n_columns), 123.0, dtype=torch.float64)
+    for place, n in enumerate(lengths):
+        x = rng.normal(size=(n, 3)) * rng.uniform(0.1, 2)
+        costs[place, :n] = torch.from_numpy(((x[:, None] - y) ** 2).sum(2))
+    return costs, torch.tensor(lengths)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 0.1, 0.05])
+def test_a_ragged_batch_equals_pot_problem_by_problem(epsilon: float) -> None:
+    lengths = [1, 2, 7, 20, 33]
+    costs, n_rows = random_costs(0, lengths, n_columns=20)
+    costs /= 10
+    solution = solve(costs, n_rows, epsilon, tolerance=1e-9, max_iterations=20_000)
+    assert solution.converged.all()
+    for place, n in enumerate(lengths):
+        expected = row_costs_by_pot(costs[place, :n].numpy(), epsilon)
+        assert solution.row_costs[place, :n].numpy() == pytest.approx(expected, rel=1e-7, abs=1e-9)
+        assert (solution.row_costs[place, n:] == 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    n_columns=st.integers(1, 12),
+    epsilon=st.sampled_from([0.05, 0.5, 5.0]),
+)
+def test_any_small_problem_converges_to_pots_answer(
+    seed: int, lengths: list[int], n_columns: int, epsilon: float
+) -> None:
+    costs, n_rows = random_costs(seed, lengths, n_columns)
+    solution = solve(costs, n_rows, epsilon, tolerance=1e-8, max_iterations=20_000)
+    assert solution.converged.all()
+    assert (solution.marginal_errors < 1e-6).all()
+    for place, n in enumerate(lengths):
+        # POT's loop is slow on some of these, so the check is one that always holds.
+        cost = costs[place, :n].numpy()
+        exact = ot.emd2(np.full(n, 1 / n), np.full(n_columns, 1 / n_columns), cost)
+        total = float(solution.row_costs[place].sum()) / n
+        assert exact * (1 - 1e-6) - 1e-9 <= total <= cost.mean() * (1 + 1e-6)
+
+
+def test_neighbours_in_the_batch_change_nothing() -> None:
+    costs, n_rows = random_costs(1, [9, 30, 4], n_columns=15)
+    together = solve(costs, n_rows, 0.1, tolerance=1e-9, max_iterations=20_000)
+    for place, n in enumerate(n_rows.tolist()):
+        alone = solve(costs[[place], :n], n_rows[[place]], 0.1, tolerance=1e-9, max_iterations=20_000)
+        assert alone.row_costs[0].numpy() == pytest.approx(together.row_costs[place, :n].numpy(), rel=1e-8)
+
+
+def test_a_tiny_epsilon_neither_underflows_nor_beats_the_exact_cost() -> None:
+    rng = np.random.default_rng(2)
+    cost = ((rng.normal(size=(12, 1, 6)) - rng.normal(size=(9, 6))) ** 2).sum(2) * 5
+    exact = ot.emd2(np.full(12, 1 / 12), np.full(9, 1 / 9), cost)
+    costs, n_rows = torch.from_numpy(cost)[None], torch.tensor([12])
+    for epsilon in (1.0, 0.1, 0.01, 0.001):
+        solution = solve(costs, n_rows, epsilon, tolerance=1e-6, max_iterations=50_000)
+        total = float(solution.row_costs.sum()) / 12
+        assert total >= exact * (1 - 1e-9)
+        assert solution.converged.all()
+    assert total == pytest.approx(exact, rel=1e-4)
+
+
+def test_equal_costs_are_solved_at_once() -> None:
+    costs = torch.full((2, 5, 7), 3.0, dtype=torch.float64)
+    solution = solve(costs, torch.tensor([5, 2]), 0.01, tolerance=1e-9, max_iterations=1000)
+    assert solution.converged.all()
+    assert solution.row_costs[0].tolist() == pytest.approx([3.0] * 5)
+    assert solution.row_costs[1].tolist() == pytest.approx([3.0, 3.0, 0, 0, 0])
+
+
+def test_what_is_not_done_in_time_is_not_called_converged() -> None:
+    costs, n_rows = random_costs(3, [40, 12], n_columns=40)
+    solution = solve(costs, n_rows, 0.01, tolerance=0.0, max_iterations=1)  # no change is less than none
+    assert solution.converged.tolist() == [False, False]
+
+
+def test_the_plain_loop_repeats_sinkhorn_as_written() -> None:
+    """Against the same iteration written down once more, for one problem, in numpy."""
+    costs, n_rows = random_costs(4, [6, 3], n_columns=5)
+    epsilon = 0.2
+    for iterations in (1, 3, 10):
+        solution = log_domain_sinkhorn(costs, n_rows, epsilon, iterations, check_every=10, threshold=1e-9)
+        assert solution.iterations.tolist() == [iterations, iterations]
+        for place, n in enumerate(n_rows.tolist()):
+            cost = costs[place, :n].numpy()
+            kernel = np.exp(-cost / epsilon)
+            u, v = np.ones(n), np.ones(5)
+            for _ in range(iterations):
+                v = (1 / 5) / (kernel.T @ u)
+                u = (1 / n) / (kernel @ v)
+            plan = u[:, None] * kernel * v
+            assert solution.row_costs[place, :n].numpy() == pytest.approx((plan * cost).sum(1) * n, rel=1e-10)
+            assert float(solution.marginal_errors[place]) == pytest.approx(np.abs(plan.sum(0) - 1 / 5).sum(), rel=1e-6)
+
+
+def test_the_plain_loop_stops_where_its_threshold_says() -> None:
+    costs, n_rows = random_costs(5, [6, 4], n_columns=5)
+    solution = log_domain_sinkhorn(costs, n_rows, 50.0, 100, check_every=10, threshold=1e-9)
+    assert solution.converged.all()
+    assert solution.iterations.tolist() == [10, 10]
