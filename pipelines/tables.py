@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
-from pipelines.comparison import Comparison, ScoreRow
+from pipelines.comparison import Comparison, LabelRow, ScoreRow
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -21,44 +23,60 @@ def score_text(row: ScoreRow) -> str:
 
 
 def comparison_table(comparison: Comparison, dataset: str) -> Table:
-    """Labelers of one dataset: score, agreement with the file's rewards, how labelling went."""
+    """Labelers of one dataset: score, agreement with the file's rewards; below, how labelling went."""
     data = next(row for row in comparison.data if row.dataset == dataset)
+    labels = [row for row in comparison.labels if row.dataset == dataset]
+    algorithms = list(dict.fromkeys(row.algorithm for row in comparison.scores if row.dataset == dataset))
     table = Table(
         title=f"{dataset}: {data.n_episodes:,} episodes, {data.n_steps:,} steps",
         title_justify="left",
-        caption=_caption(data.unit, data.score),
+        caption="\n".join([*_how_labelling_went(labels), _caption(data.unit, data.score)]),
         caption_justify="left",
         header_style="bold",
         pad_edge=False,
         box=None,
         padding=(0, 1),
     )
-    table.add_column("labeler\n")
-    algorithms = list(dict.fromkeys(row.algorithm for row in comparison.scores if row.dataset == dataset))
-    for algorithm in algorithms:
-        table.add_column(f"{algorithm}\n{'score' if data.unit else ''}", justify="right")
-        table.add_column("n\n", justify="right")
+    table.add_column("\nlabeler", no_wrap=True)
+    score = "score" if data.unit else ""
+    if len(algorithms) == 1:
+        table.add_column(f"{algorithms[0]}\n{score}", justify="right", no_wrap=True)
+    elif algorithms:
+        table.add_column("\nalgorithm", no_wrap=True)
+        table.add_column(f"\n{score}", justify="right", no_wrap=True)
+    if algorithms:
+        table.add_column("\nn", justify="right", no_wrap=True)
     for title in ("Pearson\nsteps", "Spearman\nsteps", "Pearson\nreturns", "Spearman\nreturns"):
-        table.add_column(title, justify="right")
-    table.add_column("labels\n", overflow="fold")
-    for label in (row for row in comparison.labels if row.dataset == dataset):
-        scores = [
-            next(s for s in comparison.scores if (s.dataset, s.algorithm, s.labeler) == (dataset, a, label.labeler))
-            for a in algorithms
-        ]
-        agreement = label.agreement
-        correlations = (
-            (agreement.pearson_steps, agreement.spearman_steps, agreement.pearson_returns, agreement.spearman_returns)
-            if agreement
-            else (None,) * 4
-        )
-        table.add_row(
-            label.labeler,
-            *(cell for score in scores for cell in (score_text(score), str(score.n))),
-            *(number(value) for value in correlations),
-            label.convergence or "",
-        )
+        table.add_column(title, justify="right", no_wrap=True)
+    for label in labels:
+        correlations = [number(value) for value in _correlations(label)]
+        if not algorithms:
+            table.add_row(label.labeler, *correlations)
+        for place, algorithm in enumerate(algorithms):
+            row = next(
+                s
+                for s in comparison.scores
+                if (s.dataset, s.algorithm, s.labeler) == (dataset, algorithm, label.labeler)
+            )
+            named = [algorithm] if len(algorithms) > 1 else []
+            first = (label.labeler, correlations) if place == 0 else ("", [""] * len(correlations))
+            table.add_row(first[0], *named, score_text(row), str(row.n), *first[1])
     return table
+
+
+def _correlations(label: LabelRow) -> tuple[float | None, ...]:
+    if label.agreement is None:
+        return (None,) * 4
+    found = label.agreement
+    return found.pearson_steps, found.spearman_steps, found.pearson_returns, found.spearman_returns
+
+
+def _how_labelling_went(labels: Sequence[LabelRow]) -> list[str]:
+    said = []
+    for label in labels:
+        remarks = [*([label.convergence] if label.convergence else []), *label.notes]
+        said += [f"{label.labeler}: {remark}" for remark in remarks]
+    return said
 
 
 def _caption(unit: str | None, score: float | None) -> str:
