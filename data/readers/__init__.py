@@ -9,6 +9,7 @@ from pydantic import Field
 
 from data.errors import DatasetError
 from data.readers.d4rl import D4RL
+from data.readers.files import check_readable
 from data.readers.hdf5 import HDF5_SIGNATURE, describe_hdf5
 from data.readers.reader import Reader
 
@@ -22,25 +23,12 @@ def recognise(path: Path) -> Reader:
 
     Raises DatasetError saying what is wrong with the file, or what it holds and which formats were tried.
     """
-    _check_readable(path)
+    check_readable(path)
     for reader in READERS:
         if reader.recognises(path):
             return reader()  # type: ignore[call-arg]
     tried = ", ".join(str(reader.model_fields["kind"].default) for reader in READERS)
     raise DatasetError(f"{path.name}: no known format ({_description(path)}). Tried: {tried}.")
-
-
-def _check_readable(path: Path) -> None:
-    if not path.exists():
-        raise DatasetError(f"{path}: there is no such file.")
-    if path.is_dir():
-        return
-    if path.stat().st_size == 0:
-        raise DatasetError(f"{path.name}: the file is empty (0 bytes). Download or make it again.")
-    with path.open("rb") as stream:
-        head = stream.read(512).lstrip().lower()
-    if head.startswith((b"<!doctype html", b"<html", b"<?xml")):
-        raise DatasetError(f"{path.name}: not a dataset; it looks like a web page. Download it again.")
 
 
 def _description(path: Path) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from data.errors import DatasetError
+from data.readers.files import check_readable
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -20,7 +21,10 @@ CHUNK_CACHE = 64 << 20
 
 
 def open_hdf5(path: Path) -> h5py.File:
-    """Open for reading. Raises DatasetError if the file is not HDF5, or is cut short."""
+    """Open for reading. Raises DatasetError if the file is missing, not HDF5, or cut short."""
+    check_readable(path)
+    if path.is_dir():
+        raise DatasetError(f"{path.name}: a folder; expected an HDF5 file.")
     with path.open("rb") as stream:
         if stream.read(8) != HDF5_SIGNATURE:
             raise DatasetError(f"{path.name}: not an HDF5 file.")
