@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data.config import Config
 from data.digests import ColumnHasher, digest_of
@@ -88,11 +88,13 @@ class Demonstrations(EvidenceSpec):
         named = [Reference(self.dataset, None, (field, "dataset"))]
         return named if self.by is None else [*named, Reference(self.dataset, self.by, (field, "by"))]
 
-    def resolve(self, source: EvidenceSource) -> Evidence:
+    @model_validator(mode="after")
+    def _named_one_way(self) -> Demonstrations:
         if (self.episodes is None) == (self.top is None) or (self.top is None) != (self.by is None):
-            raise ConfigurationError(
-                "name demonstrations either by `episodes: [0, 3]` or by `top: 5` with `by: <label set>`, not both."
-            )
+            raise ValueError("name them either by `episodes: [0, 3]`, or by `top: 5` with `by: <label set>`")
+        return self
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
         name = self.dataset or source.demonstrations_of_dataset()
         if name is None:
             raise ConfigurationError(

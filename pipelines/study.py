@@ -182,7 +182,7 @@ def load_study(path: Path) -> Study:
     try:
         study = Study.model_validate(value)
     except ValidationError as error:
-        said = [_explain(details) for details in error.errors()]
+        said = [_explain(details) for details in _without_meant(error.errors())]
         raise ConfigurationError("\n".join(page.say(place, message) for place, message in said)) from error
     if problems := list(study.problems()):
         raise ConfigurationError("\n".join(page.say(place, message) for place, message in problems))
@@ -239,7 +239,7 @@ class _Page:
 
 
 def _unknown(what: str, word: str, known: Sequence[str] | dict[str, SourceFile]) -> str:
-    return f"there is no {what} '{word}'{_nearest(word, known)}. There is: {', '.join(sorted(known)) or 'none'}."
+    return f"there is no {what} '{word}'{_nearest(word, known) or '.'} There is: {', '.join(sorted(known)) or 'none'}."
 
 
 def _nearest(word: str, known: Sequence[str] | dict[str, SourceFile]) -> str:
@@ -247,6 +247,19 @@ def _nearest(word: str, known: Sequence[str] | dict[str, SourceFile]) -> str:
     folded = {k.casefold().replace("-", "_"): k for k in known}
     close = difflib.get_close_matches(word.casefold().replace("-", "_"), folded, n=1, cutoff=0.6)
     return f": did you mean '{folded[close[0]]}'?" if close else ""
+
+
+def _without_meant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Errors without the missing keys that a mistyped key beside them was meant to be."""
+    typed = [details["loc"] for details in errors if details["type"] == "extra_forbidden"]
+    return [
+        details
+        for details in errors
+        if details["type"] != "missing"
+        or not any(
+            loc[:-1] == details["loc"][:-1] and _nearest(str(loc[-1]), [str(details["loc"][-1])]) for loc in typed
+        )
+    ]
 
 
 def _explain(details: ErrorDetails) -> tuple[Location, str]:
@@ -257,15 +270,14 @@ def _explain(details: ErrorDetails) -> tuple[Location, str]:
     if kind == "extra_forbidden":
         known = _fields_at(place[:-1])
         return place, (
-            f"unknown key '{place[-1]}' in {where}{_nearest(str(place[-1]), known)}. "
+            f"unknown key '{place[-1]}' in {where}{_nearest(str(place[-1]), known) or '.'} "
             f"Known keys: {', '.join(known) or 'none'}."
         )
     if kind == "union_tag_invalid":
         kinds = re.findall(r"'([^']+)'", context["expected_tags"])
         tag = context["tag"]
-        message = (
-            f"unknown kind '{tag}' of {'.'.join(map(str, place))}{_nearest(tag, kinds)}. Kinds: {', '.join(kinds)}."
-        )
+        meant = _nearest(tag, kinds) or "."
+        message = f"unknown kind '{tag}' of {'.'.join(map(str, place))}{meant} Kinds: {', '.join(kinds)}."
         return (*place, "kind"), message
     if kind == "union_tag_not_found":
         kinds = _kinds_at(place)
