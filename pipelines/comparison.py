@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue
 from algorithms.evaluation import normalised_score
 from data.config import Config
 from data.labels import episode_returns
+from labelers.quality import correlation
 
 if TYPE_CHECKING:
     from pipelines.work import Cell, Work
@@ -218,31 +219,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 def agreement(rewards: np.ndarray, reference: np.ndarray, offsets: np.ndarray) -> Agreement:
     """Correlations of `rewards` with `reference`, both [N], in episodes given by offsets [E + 1]."""
-    returns, reference_returns = episode_returns(rewards, offsets), episode_returns(reference, offsets)
+    steps = correlation(rewards, reference)
+    returns = correlation(episode_returns(rewards, offsets), episode_returns(reference, offsets))
     return Agreement(
-        pearson_steps=pearson(rewards, reference),
-        spearman_steps=pearson(ranks(rewards), ranks(reference)),
-        pearson_returns=pearson(returns, reference_returns),
-        spearman_returns=pearson(ranks(returns), ranks(reference_returns)),
+        pearson_steps=steps.pearson,
+        spearman_steps=steps.spearman,
+        pearson_returns=returns.pearson,
+        spearman_returns=returns.spearman,
     )
-
-
-def pearson(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Correlation in float64; None if either is constant, but for float32 rounding, or shorter than two."""
-    if len(x) < 2:
-        return None
-    centred = []
-    for values in (x.astype(np.float64), y.astype(np.float64)):
-        if np.ptp(values) <= 1e-6 * np.abs(values).max():
-            return None
-        centred.append(values - values.mean())
-    a, b = centred
-    return float(np.clip((a @ b) / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """[N] float64 ranks, ties sharing their mean rank, so that the correlation of ranks is Spearman's."""
-    return pl.Series(values).rank("average").to_numpy()
 
 
 def convergence(diagnostics: pl.DataFrame | None) -> str | None:

@@ -158,10 +158,10 @@ def _curves(work: Work, comparison: Comparison) -> list[str]:
 
 
 def _curve(frames: Sequence[pl.DataFrame], quantity: str) -> Curve | None:
-    """One quantity of several seeds at the steps where all have it."""
+    """One quantity of several seeds at the steps where all have it; None if those do not make a curve."""
     columns = [frame.select("step", quantity).drop_nulls() for frame in frames if quantity in frame.columns]
     steps = sorted(set.intersection(*(set(column["step"].to_list()) for column in columns)))
-    if not steps:
+    if len(steps) < 2:
         return None
     values = np.stack(
         [column.filter(pl.col("step").is_in(steps)).sort("step")[quantity].to_numpy() for column in columns]
@@ -191,12 +191,13 @@ def _labels(work: Work, comparison: Comparison) -> list[str]:
         part.append(figures.histograms(returns, colours, key=f"histograms{index}"))
         for place, row in enumerate(rows):
             table = work.diagnostics(dataset, row.labeler)
-            if table is not None and any(table[name].dtype.is_numeric() for name in table.columns):
-                part.append(f"<h3>Convergence of {html.escape(row.labeler)}</h3>")
+            varying = [] if table is None else [c for c in table if c.dtype.is_numeric() and c.n_unique() > 1]
+            if table is not None and varying:
+                part.append(f"<h3>{html.escape(row.labeler)}, by episode</h3>")
                 part.append(f'<p class="soft">A point an episode. {html.escape(row.convergence or "")}</p>')
                 lengths = np.diff(offsets)
                 key = f"convergence{index}n{place}"
-                part.append(figures.diagnostics(table, lengths, colours[row.labeler], key))
+                part.append(figures.diagnostics(pl.DataFrame(varying), lengths, colours[row.labeler], key))
         notes = [f"{row.labeler}: {note}" for row in rows for note in row.notes]
         part += [f'<p class="soft">{html.escape(note)}</p>' for note in notes]
         sections.append("\n".join(part))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from labelers.quality import Quality
 from pipelines.comparison import Comparison, LabelRow, ScoreRow
 
 
@@ -85,3 +86,42 @@ def _caption(unit: str | None, score: float | None) -> str:
         return said
     mean = "" if score is None else f"; the data's own mean is {score:.1f}"
     return f"score: {unit}, mean ± sample standard deviation over n seeds{mean}\n{said}"
+
+
+def quality_table(dataset: str, against: str, found: Mapping[str, Quality]) -> Table:
+    """Label sets of one dataset against a reference, one row each; all of `Quality` is in the JSON."""
+    notes: dict[str, list[str]] = {}
+    for labeler, quality in found.items():
+        for note in quality.notes:
+            notes.setdefault(note, []).append(labeler)
+    table = Table(
+        title=f"{dataset}: label sets against {against}",
+        title_justify="left",
+        caption="\n".join(
+            [
+                *(f"{', '.join(labelers)}: {note}" for note, labelers in notes.items()),
+                "inside: of the steps of one episode, mean over episodes",
+                "STARC: distance as rewards for planning, 0 the same to 1 opposite",
+                "varies: part of the variance left among steps in similar states",
+            ]
+        ),
+        caption_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        box=None,
+        padding=(0, 1),
+    )
+    table.add_column("\nlabeler", no_wrap=True)
+    for title in ("Pearson\nsteps", "Spearman\nsteps", "Spearman\nreturns", "Spearman\ninside", "\nSTARC", "\nvaries"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for labeler, quality in found.items():
+        table.add_row(
+            labeler,
+            number(quality.steps.pearson),
+            number(quality.steps.spearman),
+            number(quality.returns.spearman),
+            number(quality.within_episodes.spearman),
+            number(quality.starc),
+            number(quality.labels_spread.share),
+        )
+    return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,13 @@ import h5py
 import numpy as np
 import pytest
 
+from pipelines.cli import _main
 from pipelines.home import Home
 from pipelines.study import load_study
 from pipelines.work import Work
 
 WriteStudy = Callable[..., Path]
+Capture = pytest.CaptureFixture[str]
 
 ASSAY = [sys.executable, "-c", "from pipelines.cli import main; main()"]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT", "MLFLOW", "ASSAY"))}
@@ -143,6 +146,29 @@ def test_asked_again_it_prints_the_result_and_changes_nothing(finished: Finished
     again.pop("report")
     assert again == said
     assert {p: p.stat().st_mtime_ns for p in home.rglob("*") if p.is_file()} == everything
+
+
+def test_the_report_needs_nothing_from_outside(finished: Finished) -> None:
+    page = (finished[1] / "reports" / "tiny.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)|https?://|url\((?!["']?#|["']?data:)""", page)
+    assert page.count("<svg") == page.count("</svg>") >= 4
+    for words in ("source", "zero", "transport", "Scores: iql on replay", "converged 12/12"):
+        assert words in page
+
+
+def test_label_quality_is_told_before_training(finished: Finished, tmp_path: Path, capsys: Capture) -> None:
+    study, home, said = finished
+    assert _main(["labels", "quality", str(study), "--home", str(home), "--json", "--plots", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)["datasets"]["replay"]
+    assert found.keys() == {"zero", "transport"}
+    agreement = next(row["agreement"] for row in said["labels"] if row["labeler"] == "transport")
+    assert found["transport"]["steps"]["pearson"] == agreement["pearson_steps"]
+    assert found["transport"]["returns"]["spearman"] == agreement["spearman_returns"]
+    assert "<svg" in (tmp_path / "replay.transport.svg").read_text(encoding="utf-8")
+    assert _main(["labels", "quality", str(study), "--home", str(home), "--against", "zero"]) == 0
+    assert "replay: label sets against zero" in capsys.readouterr().out
+    assert _main(["labels", "quality", str(study), "--home", str(home), "--labeler", "zeros"]) == 2
+    assert "There is: zero, transport" in capsys.readouterr().err
 
 
 def test_from_an_empty_store_everything_is_the_same_to_the_bit(finished: Finished, tmp_path: Path) -> None:

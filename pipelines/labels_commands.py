@@ -1,0 +1,121 @@
+"""`assay labels`: what can be said of label sets before anything is trained on them."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from data.errors import ConfigurationError, WorkError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from labelers.quality import Quality
+    from pipelines.work import Work
+
+SOURCE = "source"
+
+app = App(name="labels", help="Look at label sets before anything is trained on them.")
+
+
+@app.command
+def quality(
+    study: Path,
+    *,
+    against: str = SOURCE,
+    dataset: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    labeler: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    plots: Path | None = None,
+    home: Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME")] = Path(".assay"),
+    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Compare label sets with another one, step by step, episode by episode, and as rewards (STARC).
+
+    Parameters
+    ----------
+    study
+        Study file; its labels must have been made (`assay label`).
+    against
+        Labeler of the study whose labels are the reference; `source` is what the file said.
+    dataset
+        Only these datasets.
+    labeler
+        Only these labelers; all but the reference by default.
+    plots
+        Folder for one picture of each comparison, as SVG.
+    home
+        Folder that everything is written to.
+    json
+        Print the result as JSON.
+    """
+    from labelers.quality import plot
+    from labelers.quality import quality as compare
+    from pipelines.home import Home
+    from pipelines.progress import bar
+    from pipelines.study import load_study
+    from pipelines.work import Work
+
+    work = Work(load_study(study), Home(home))
+    datasets = _chosen("dataset", dataset, list(work.study.datasets))
+    labelers = _chosen("labeler", labeler, [name for name in work.study.labelers if name != against])
+    if against != SOURCE:
+        _chosen("labeler", (against,), list(work.study.labelers))
+    if not work.is_labelled():
+        raise WorkError(f"{study.name}: the labels are not there yet: `assay label {study}` makes them.")
+    found: dict[str, dict[str, Quality]] = {}
+    with bar("quality", len(datasets) * len(labelers), "label sets") as progress:
+        for name in datasets:
+            trajectories, reference = work.dataset(name).trajectories(), _reference(work, name, against)
+            found[name] = {}
+            for one in labelers:
+                labels = _labels(work, name, one)
+                found[name][one] = compare(labels, reference, trajectories)
+                if plots is not None:
+                    plots.mkdir(parents=True, exist_ok=True)
+                    figure = plot(labels, reference, trajectories, found[name][one])
+                    figure.suptitle(f"{name}: {one} against {against}")
+                    figure.savefig(plots / f"{name}.{one}.svg")
+                progress(1)
+    if json:
+        said = {name: {one: q.model_dump(mode="json") for one, q in row.items()} for name, row in found.items()}
+        print(json_module.dumps({"against": against, "datasets": said}, indent=1))
+        return 0
+    from rich.console import Console
+
+    from pipelines.tables import quality_table
+
+    for name, row in found.items():
+        Console().print(quality_table(name, against, row), highlight=False)
+    if plots is not None:
+        print(f"plots: {plots}")
+    return 0
+
+
+def _labels(work: Work, dataset: str, labeler: str) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(work.labels(dataset, labeler).rewards)
+
+
+def _reference(work: Work, dataset: str, labeler: str) -> np.ndarray:
+    """Labels that others are compared with; `source` means the rewards of the file, as they are."""
+    import numpy as np
+
+    if labeler != SOURCE:
+        return _labels(work, dataset, labeler)
+    found = work.source_labels(dataset)
+    if found is None:
+        raise ConfigurationError(
+            f"dataset '{dataset}' has no rewards of its own to compare with: name another label set by --against."
+        )
+    return np.asarray(work.store.labels(work.dataset(dataset).digest, found).rewards)
+
+
+def _chosen(what: str, asked: tuple[str, ...], known: list[str]) -> list[str]:
+    for name in asked:
+        if name not in known:
+            raise ConfigurationError(f"there is no {what} '{name}' to compare. There is: {', '.join(known) or 'none'}.")
+    return list(asked) or known
