@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -12,9 +12,13 @@ from data.readers.d4rl import D4RL
 from data.readers.files import check_readable
 from data.readers.hdf5 import HDF5_SIGNATURE, describe_hdf5
 from data.readers.reader import Reader
+from data.readers.robomimic import Robomimic
 
-AnyReader: TypeAlias = Annotated[D4RL, Field(discriminator="kind")]
-READERS: tuple[type[Reader], ...] = (D4RL,)
+AnyReader: TypeAlias = Annotated[
+    Robomimic | D4RL,
+    Field(discriminator="kind"),
+]
+READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])
 """In the order in which they are tried: the more particular format first."""
 
 

@@ -25,6 +25,7 @@ from data.findings import Finding, Severity
 from data.readers.actions import action_kind, common_bounds
 from data.readers.flat import Cutter, FlatReader, Rows
 from data.readers.hdf5 import HDF5_SIGNATURE, arrays, check_array, open_hdf5, reading, text_of
+from data.readers.observations import delivered_dtype
 from data.readers.reader import Block, RefusedError, Space
 
 NEEDED = ("observations", "actions", "terminals")
@@ -131,7 +132,7 @@ class D4RLSource:
 
     def _note_conversions(self) -> None:
         for key, array in self._arrays.items():
-            to = DELIVERED.get(key, self._kind.dtype if key == "actions" else _observation_dtype(array.dtype))
+            to = DELIVERED.get(key, self._kind.dtype if key == "actions" else delivered_dtype(array.dtype))
             if array.dtype != to:
                 self._note("converted", f"'{key}': {array.dtype.str} converted to {to.name}.")
             if key in ("rewards", "terminals", "timeouts") and array.ndim == 2:
@@ -199,7 +200,7 @@ class D4RLSource:
         values = self._values(key, rows)
         values = values.reshape(len(values), *self.observation.shape)
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(values, _observation_dtype(values.dtype))
+            return np.ascontiguousarray(values, delivered_dtype(values.dtype))
 
     def _rewards(self, rows: slice) -> np.ndarray:
         with np.errstate(over="ignore"):
@@ -230,10 +231,3 @@ class D4RLSource:
         finding = Finding(code=code, severity=Severity.ERROR, message=message)
         self.findings.append(finding)
         return RefusedError(self._path, self.findings)
-
-
-def _observation_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """Floats become float32, booleans uint8; integers (images) stay, in this machine's byte order."""
-    if dtype.kind == "f":
-        return np.dtype(np.float32)
-    return np.dtype(np.uint8) if dtype.kind == "b" else dtype.newbyteorder("=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from data.readers.d4rl import D4RL
 from data.readers.reader import Reader
+from data.readers.robomimic import Robomimic
 
 LENGTHS = (4, 6, 5, 3, 7, 4, 5, 6, 2, 8, 1, 5)
 """Steps of each episode: twelve episodes, so that the tenth is not read before the second; even ones terminate."""
@@ -80,5 +82,31 @@ def write_d4rl(folder: Path, recorded: Recording) -> Path:
     return path
 
 
-SAMPLES = (Sample("d4rl", D4RL(), write_d4rl, "data.readers.d4rl.SLICE_BYTES", decisions=frozenset({"converted"})),)
+def write_robomimic(folder: Path, recorded: Recording) -> Path:
+    path = folder / "demonstrations.hdf5"
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["env_args"] = json.dumps({"env_name": "Toy", "type": 1, "env_kwargs": {}})
+        for e, observations in enumerate(recorded.observations):
+            demonstration = data.create_group(f"demo_{e}")
+            n = demonstration.attrs["num_samples"] = len(recorded.actions[e])
+            demonstration["obs/flat"], demonstration["next_obs/flat"] = observations[:-1], observations[1:]
+            demonstration["actions"] = recorded.actions[e]
+            demonstration["rewards"] = recorded.rewards[e].astype(np.float64)
+            demonstration["dones"] = np.arange(n) == n - 1
+        data.attrs["total"] = sum(len(actions) for actions in recorded.actions)
+    return path
+
+
+SAMPLES = (
+    Sample("d4rl", D4RL(), write_d4rl, "data.readers.d4rl.SLICE_BYTES", decisions=frozenset({"converted"})),
+    Sample(
+        "robomimic",
+        Robomimic(),
+        write_robomimic,
+        "data.readers.recorded.BLOCK_BYTES",
+        says_kind=False,
+        decisions=frozenset({"ends-taken", "observation-keys", "converted"}),
+    ),
+)
 """At least one for each reader: a new one is under contract once it is here."""
