@@ -275,34 +275,35 @@ class Packer:
             to = self._kind.dtype.name if key == "actions" else "float32"
             message = f"'{key}': {dtype.name} converted to {to}."
             self._findings.append(Finding(code="converted", severity=Severity.NOTE, message=message))
-        self._say("empty-episodes", Severity.WARNING, self._empty, "have no steps: left out.")
+        warning, note = Severity.WARNING, Severity.NOTE
+        self._say("empty-episodes", warning, "episodes without steps, left out", self._empty)
         self._say(
             "flags-inside",
-            Severity.WARNING,
+            warning,
+            "episodes with a flag before their last step, which go on after it and are not cut there",
             self._inside,
-            "have a flag before their last step: they go on after it, and are not cut there.",
         )
         self._say(
-            "unfinished-episodes", Severity.NOTE, self._unfinished, "have no flag at their end: kept as truncated."
+            "unfinished-episodes", note, "episodes without a flag at their end, kept as truncated", self._unfinished
         )
         self._say(
             "final-observation-unknown",
-            Severity.WARNING,
+            warning,
+            "truncated episodes whose observation after the last step was not recorded (that step is kept and "
+            "labelled, and never bootstrapped from)",
             self._unknown,
-            "were truncated and the observation after their last step was not recorded. These steps are kept and "
-            "labelled, and never bootstrapped from.",
         )
         self._say(
             "final-observation-not-needed",
-            Severity.NOTE,
+            note,
+            "terminated episodes whose observation after the last step was not recorded (the value there is 0)",
             self._not_needed,
-            "terminated and the observation after their last step was not recorded: the value there is 0.",
         )
 
-    def _say(self, code: str, severity: Severity, episodes: _Named, what: str) -> None:
+    def _say(self, code: str, severity: Severity, what: str, episodes: _Named) -> None:
         if episodes.count:
             index, _, step = episodes.first[0]
-            message = f"{episodes.count:,} episodes ({episodes.text()}) {what}"
+            message = f"{what}: {episodes.count:,} ({episodes.text()})."
             self._findings.append(
                 Finding(code=code, severity=severity, message=message, episode=index, step=step, count=episodes.count)
             )

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 
 from data.readers.d4rl import D4RL
+from data.readers.minari import Minari
 from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
 
@@ -42,6 +44,9 @@ def recording() -> Recording:
         rewards=[rng.normal(size=n).astype(np.float32) for n in LENGTHS],
         terminated=[e % 2 == 0 for e in range(len(LENGTHS))],
     )
+
+
+BLOCK = "data.readers.recorded.BLOCK_BYTES"
 
 
 @dataclass(frozen=True)
@@ -98,15 +103,81 @@ def write_robomimic(folder: Path, recorded: Recording) -> Path:
     return path
 
 
+def minari_metadata(recorded: Recording, data_format: str) -> str:
+    """What Minari writes beside the data."""
+    observation = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-np.inf] * 3, "high": [np.inf] * 3}
+    action = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-1.0] * 2, "high": [1.0] * 2}
+    return json.dumps(
+        {
+            "total_episodes": len(recorded.actions),
+            "total_steps": sum(len(actions) for actions in recorded.actions),
+            "data_format": data_format,
+            "observation_space": json.dumps(observation),
+            "action_space": json.dumps(action),
+            "dataset_id": "toy/recording-v0",
+        }
+    )
+
+
+def minari_columns(recorded: Recording, episode: int) -> dict[str, np.ndarray]:
+    last = np.arange(len(recorded.actions[episode])) == len(recorded.actions[episode]) - 1
+    return {
+        "observations": recorded.observations[episode],
+        "actions": recorded.actions[episode],
+        "rewards": recorded.rewards[episode].astype(np.float64),
+        "terminations": last & recorded.terminated[episode],
+        "truncations": last & (not recorded.terminated[episode]),
+    }
+
+
+def write_minari_hdf5(folder: Path, recorded: Recording) -> Path:
+    path = folder / "recording-v0"
+    (path / "data").mkdir(parents=True)
+    (path / "data" / "metadata.json").write_text(minari_metadata(recorded, "hdf5"))
+    with h5py.File(path / "data" / "main_data.hdf5", "w") as file:
+        for e in range(len(recorded.actions)):
+            for key, values in minari_columns(recorded, e).items():
+                file[f"episode_{e}/{key}"] = values
+            file[f"episode_{e}"].attrs["total_steps"] = len(recorded.actions[e])
+    return path
+
+
+def write_minari_arrow(folder: Path, recorded: Recording) -> Path:
+    path = folder / "recording-v0"
+    for e, actions in enumerate(recorded.actions):
+        part = path / "data" / str(e)
+        part.mkdir(parents=True)
+        (part / "metadata.json").write_text(json.dumps({"id": e, "total_steps": len(actions)}))
+        columns = minari_columns(recorded, e)
+        padded = {
+            key: np.concatenate([values, np.zeros_like(values[:1])]) if key != "observations" else values
+            for key, values in columns.items()
+        }
+        table = pa.table({key: lists(values) for key, values in padded.items()})
+        with pa.ipc.new_file(part / "part-0.arrow", table.schema) as file:
+            file.write_table(table)
+    (path / "data" / "metadata.json").write_text(minari_metadata(recorded, "arrow"))
+    return path
+
+
+def lists(values: np.ndarray) -> pa.Array:
+    """A column of scalars, or of lists of one length."""
+    if values.ndim == 1:
+        return pa.array(values)
+    return pa.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
+
+
 SAMPLES = (
     Sample("d4rl", D4RL(), write_d4rl, "data.readers.d4rl.SLICE_BYTES", decisions=frozenset({"converted"})),
     Sample(
         "robomimic",
         Robomimic(),
         write_robomimic,
-        "data.readers.recorded.BLOCK_BYTES",
+        BLOCK,
         says_kind=False,
         decisions=frozenset({"ends-taken", "observation-keys", "converted"}),
     ),
+    Sample("minari hdf5", Minari(), write_minari_hdf5, BLOCK, decisions=frozenset({"converted"})),
+    Sample("minari arrow", Minari(), write_minari_arrow, BLOCK, decisions=frozenset({"converted"})),
 )
 """At least one for each reader: a new one is under contract once it is here."""
