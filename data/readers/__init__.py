@@ -11,12 +11,13 @@ from data.errors import DatasetError
 from data.readers.d4rl import D4RL
 from data.readers.files import check_readable
 from data.readers.hdf5 import HDF5_SIGNATURE, describe_hdf5
+from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
 from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
 
 AnyReader: TypeAlias = Annotated[
-    Minari | Robomimic | D4RL,
+    LeRobot | Minari | Robomimic | D4RL,
     Field(discriminator="kind"),
 ]
 READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])

@@ -50,7 +50,7 @@ class MarkedReader(KeyedReader):
 
     def said(self, marks: str | None) -> Finding:
         """What was decided about ends. marks: the source's name for them, None if it has none."""
-        found = f"{marks} mark that an episode ended, not how" if marks else "nothing marks how episodes ended"
+        found = f"that an episode ended is marked ({marks}), not how" if marks else "nothing marks how episodes ended"
         if self.ends == "truncated":
             message = f"{found}: taken as truncated. If the task ended there, say ends: terminated."
         else:

@@ -10,8 +10,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from data.readers.d4rl import D4RL
+from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
 from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
@@ -160,6 +162,78 @@ def write_minari_arrow(folder: Path, recorded: Recording) -> Path:
     return path
 
 
+def lerobot_info(recorded: Recording, version: str, data_path: str) -> dict[str, object]:
+    kinds = {
+        "observation.state": ("float32", 3),
+        "action": ("float32", 2),
+        "next.reward": ("float32", 1),
+        "next.done": ("bool", 1),
+        **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), ("int64", 1)),
+    }
+    return {
+        "codebase_version": version,
+        "total_episodes": len(recorded.actions),
+        "total_frames": sum(len(actions) for actions in recorded.actions),
+        "chunks_size": 1000,
+        "fps": 50,
+        "data_path": data_path,
+        "features": {key: {"dtype": dtype, "shape": [n], "names": None} for key, (dtype, n) in kinds.items()},
+    }
+
+
+def lerobot_rows(recorded: Recording, episode: int) -> pa.Table:
+    n, before = len(recorded.actions[episode]), sum(len(actions) for actions in recorded.actions[:episode])
+    return pa.table(
+        {
+            "observation.state": lists(recorded.observations[episode][:-1]),
+            "action": lists(recorded.actions[episode]),
+            "next.reward": recorded.rewards[episode],
+            "next.done": np.arange(n) == n - 1,
+            "frame_index": np.arange(n),
+            "episode_index": np.full(n, episode),
+            "index": np.arange(before, before + n),
+            "task_index": np.zeros(n, np.int64),
+        }
+    )
+
+
+def write_lerobot_v2(folder: Path, recorded: Recording) -> Path:
+    path = folder / "recording"
+    (path / "meta").mkdir(parents=True)
+    (path / "data" / "chunk-000").mkdir(parents=True)
+    data_path = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    (path / "meta" / "info.json").write_text(json.dumps(lerobot_info(recorded, "v2.1", data_path)))
+    lengths = [len(actions) for actions in recorded.actions]
+    lines = [json.dumps({"episode_index": e, "tasks": ["walk"], "length": n}) for e, n in enumerate(lengths)]
+    (path / "meta" / "episodes.jsonl").write_text("\n".join(lines) + "\n")
+    for e in range(len(recorded.actions)):
+        pq.write_table(lerobot_rows(recorded, e), path / "data" / "chunk-000" / f"episode_{e:06d}.parquet")
+    return path
+
+
+def write_lerobot_v3(folder: Path, recorded: Recording) -> Path:
+    """Five episodes a file."""
+    path = folder / "recording"
+    (path / "meta" / "episodes" / "chunk-000").mkdir(parents=True)
+    (path / "data" / "chunk-000").mkdir(parents=True)
+    data_path = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    (path / "meta" / "info.json").write_text(json.dumps(lerobot_info(recorded, "v3.0", data_path)))
+    episodes = range(len(recorded.actions))
+    described = {
+        "episode_index": list(episodes),
+        "tasks": [["walk"] for _ in episodes],
+        "length": [len(actions) for actions in recorded.actions],
+        "data/chunk_index": [0 for _ in episodes],
+        "data/file_index": [e // 5 for e in episodes],
+        "stats/action/mean": [[0.0, 0.0] for _ in episodes],
+    }
+    pq.write_table(pa.table(described), path / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
+    for start in episodes[::5]:
+        rows = pa.concat_tables([lerobot_rows(recorded, e) for e in episodes[start : start + 5]])
+        pq.write_table(rows, path / "data" / "chunk-000" / f"file-{start // 5:03d}.parquet", row_group_size=7)
+    return path
+
+
 def lists(values: np.ndarray) -> pa.Array:
     """A column of scalars, or of lists of one length."""
     if values.ndim == 1:
@@ -179,5 +253,17 @@ SAMPLES = (
     ),
     Sample("minari hdf5", Minari(), write_minari_hdf5, BLOCK, decisions=frozenset({"converted"})),
     Sample("minari arrow", Minari(), write_minari_arrow, BLOCK, decisions=frozenset({"converted"})),
+    *(
+        Sample(
+            name,
+            LeRobot(),
+            write,
+            BLOCK,
+            says_kind=False,
+            says_final=False,
+            decisions=frozenset({"ends-taken", "observation-keys", "final-observation-unknown"}),
+        )
+        for name, write in (("lerobot v2", write_lerobot_v2), ("lerobot v3", write_lerobot_v3))
+    ),
 )
 """At least one for each reader: a new one is under contract once it is here."""
