@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.findings import Finding
 from data.readers.d4rl import D4RL
 from data.readers.reader import RefusedError
-from data.readers.soundness import sound_blocks
-from data.trajectories import Trajectories, concatenate
-
-
-@dataclass
-class Read:
-    """What reading a file gave."""
-
-    trajectories: Trajectories
-    rewards: np.ndarray | None
-    findings: list[Finding]
-
-    def finding(self, code: str) -> Finding:
-        (found,) = [f for f in self.findings if f.code == code]
-        return found
-
-    @property
-    def codes(self) -> set[str]:
-        return {f.code for f in self.findings}
+from tests.data.readers.reading import Read, read_path
 
 
 def recording(lengths: tuple[int, ...], seed: int = 0, dim: int = 3, jump: float = 4.0) -> dict[str, np.ndarray]:
@@ -78,15 +58,7 @@ def read(write_hdf5: Callable[..., Path]) -> Callable[..., Read]:
         arrays: dict[str, np.ndarray] | Path, attributes: dict[str, object] | None = None, **settings: object
     ) -> Read:
         path = arrays if isinstance(arrays, Path) else write_hdf5("file.hdf5", attributes, **arrays)
-        reader = D4RL.model_validate(settings)
-        with reader.open(path) as source:
-            blocks = list(sound_blocks(source, reader, path))
-        rewards = [b.rewards for b in blocks if b.rewards is not None]
-        return Read(
-            trajectories=concatenate([b.trajectories for b in blocks]),
-            rewards=np.concatenate(rewards) if rewards else None,
-            findings=source.findings,
-        )
+        return read_path(D4RL.model_validate(settings), path)
 
     return through_file
 

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from data.errors import DatasetError
-from data.findings import Finding
 from data.ingest import ingest
 from data.readers import READERS, recognise
-from data.readers.reader import Reader, RefusedError
-from data.readers.soundness import sound_blocks
+from data.readers.reader import RefusedError
 from data.store import Store
-from data.trajectories import Trajectories, concatenate
+from tests.data.readers.reading import read_path
 from tests.data.readers.samples import LENGTHS, SAMPLES, Recording, Sample, recording
-
-
-class Read(NamedTuple):
-    trajectories: Trajectories
-    rewards: np.ndarray
-    findings: list[Finding]
 
 
 @pytest.fixture(params=SAMPLES, ids=lambda sample: sample.name)
@@ -39,13 +30,6 @@ def recorded() -> Recording:
 @pytest.fixture
 def path(sample: Sample, recorded: Recording, tmp_path: Path) -> Path:
     return sample.write(tmp_path, recorded)
-
-
-def read(reader: Reader, path: Path) -> Read:
-    with reader.open(path) as source:
-        blocks = list(sound_blocks(source, reader, path))
-    rewards = np.concatenate([block.rewards for block in blocks])
-    return Read(concatenate([block.trajectories for block in blocks]), rewards, source.findings)
 
 
 def files(path: Path) -> list[Path]:
@@ -72,7 +56,7 @@ def test_it_says_what_there_is_before_reading_it(sample, path):
 
 
 def test_every_step_of_every_episode_is_read_in_order(sample, path, recorded):
-    got = read(sample.reader, path)
+    got = read_path(sample.reader, path)
     data = got.trajectories
     assert data.lengths.tolist() == list(LENGTHS)
     assert data.observations.dtype == data.actions.dtype == got.rewards.dtype == np.float32
@@ -82,7 +66,7 @@ def test_every_step_of_every_episode_is_read_in_order(sample, path, recorded):
 
 
 def test_ends_are_what_the_format_can_say(sample, path, recorded):
-    data = read(sample.reader, path).trajectories
+    data = read_path(sample.reader, path).trajectories
     terminated = recorded.terminated if sample.says_kind else [False] * len(LENGTHS)
     assert data.terminated.tolist() == terminated
     assert data.truncated.tolist() == [not t for t in terminated]
@@ -97,11 +81,11 @@ def test_ends_are_what_the_format_can_say(sample, path, recorded):
 
 @pytest.mark.parametrize("n_bytes", [1, 100])
 def test_how_much_is_read_at_a_time_changes_nothing(sample, path, monkeypatch, n_bytes):
-    whole = read(sample.reader, path)
+    whole = read_path(sample.reader, path)
     monkeypatch.setattr(sample.piece, n_bytes)
     with sample.reader.open(path) as source:
         assert len(list(source.blocks())) > 1
-    pieces = read(sample.reader, path)
+    pieces = read_path(sample.reader, path)
     assert pieces.trajectories.digest() == whole.trajectories.digest()
     np.testing.assert_array_equal(pieces.rewards, whole.rewards)
     assert pieces.findings == whole.findings
@@ -122,7 +106,7 @@ def test_what_is_not_finite_is_refused_by_key_episode_and_step(sample, recorded,
     recorded.actions[10][0, 0] = np.inf
     path = sample.write(tmp_path, recorded)
     with pytest.raises(RefusedError, match=rf"^{re.escape(path.name)}: ") as caught:
-        read(sample.reader, path)
+        read_path(sample.reader, path)
     assert "'observations' is not finite at episode 9, step 2 (nan)" in str(caught.value)
     assert "'actions' is not finite at episode 10, step 0 (inf)" in str(caught.value)
 
@@ -134,10 +118,10 @@ def test_a_damaged_file_is_refused_by_its_name(sample, path, damage):
         damaged = {"cut": content[: len(content) * 6 // 10], "empty": b"", "garbage": b"\x00\xffgarbage" * 40}
         file.write_bytes(damaged[damage])
         with pytest.raises(DatasetError, match=re.escape(file.name)):
-            read(sample.reader, path)
+            read_path(sample.reader, path)
         if sample.recognised:
             with pytest.raises(DatasetError, match=re.escape(file.name)):
-                read(recognise(path), path)
+                read_path(recognise(path), path)
         file.write_bytes(content)
 
 
