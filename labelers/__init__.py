@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from labelers.nearest_demonstration import NearestDemonstration
 from labelers.optimal_transport import OptimalTransport
 from labelers.optimistic import Optimistic
 from labelers.reward_model import RewardModel
@@ -14,6 +15,6 @@ from labelers.unlabelled_zero import UnlabelledZero
 from labelers.zero import Zero
 
 AnyLabeler: TypeAlias = Annotated[
-    Source | Zero | OptimalTransport | RewardModel | UnlabelledZero | Optimistic,
+    Source | Zero | OptimalTransport | NearestDemonstration | RewardModel | UnlabelledZero | Optimistic,
     Field(discriminator="kind"),
 ]

@@ -7,6 +7,7 @@ bootstrapped ones, stopped early on held-out episodes, which also says how unsur
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -263,21 +264,24 @@ def held_out(mean: np.ndarray, std: np.ndarray, rewards: np.ndarray, baseline: f
 def step_inputs(trajectories: Trajectories, steps: np.ndarray, next_observations: bool) -> np.ndarray:
     """[n, D] observation, action, next observation if asked for, and 1 where the task ended, flattened, side by side.
 
-    Discrete actions are one-hot, one block for each action dimension. Where the next observation was not recorded, the
-    observation stands in its place (see `Trajectories`).
+    Actions are those of `action_columns`. Where the next observation was not recorded, the observation stands in its
+    place (see `Trajectories`).
     """
     rows = trajectories.observation_rows(steps)
-    actions = trajectories.actions[steps].reshape(len(steps), -1)
-    if trajectories.n_actions is not None:
-        choices = [
-            np.eye(n, dtype=np.float32)[column] for n, column in zip(trajectories.n_actions, actions.T, strict=True)
-        ]
-        actions = np.concatenate(choices, axis=1)
-    columns = [trajectories.observations[rows], actions]
+    columns = [trajectories.observations[rows], action_columns(trajectories, steps)]
     if next_observations:
         columns.append(trajectories.observations[rows + 1])
     columns.append((~trajectories.continues[steps]).astype(np.float32))
     return np.concatenate([c.reshape(len(steps), -1) for c in columns], axis=1)
+
+
+def action_columns(trajectories: Trajectories, steps: np.ndarray) -> np.ndarray:
+    """[n, A] actions, flattened; discrete ones are one-hot, one block for each action dimension."""
+    actions = trajectories.actions[steps].reshape(len(steps), math.prod(trajectories.actions.shape[1:]))
+    if trajectories.n_actions is None:
+        return actions
+    choices = [np.eye(n, dtype=np.float32)[column] for n, column in zip(trajectories.n_actions, actions.T, strict=True)]
+    return np.concatenate(choices, axis=1)
 
 
 def standard_inputs(inputs: np.ndarray, moments: Moments) -> np.ndarray:

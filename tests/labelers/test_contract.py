@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "source": {},
     "zero": {},
     "optimal_transport": {"demonstrations": {"episodes": [0, 2]}},
+    "nearest_demonstration": {"demonstrations": {"episodes": [0, 2]}},
     "reward_model": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
     "unlabelled_zero": {"rewards": {"fraction": 0.4}},
     "optimistic": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
