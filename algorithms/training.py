@@ -6,7 +6,6 @@ seed and step alone, so a resumed run goes on with just the batches that it woul
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +29,11 @@ from algorithms.spec import PIECE, Spec
 from data.config import Config
 from data.errors import ConfigurationError, DatasetError, WorkError
 from data.trajectories import Column, Trajectories
+from labelers.memory import keep_freed_memory
 from labelers.networks import generator
 
 FORMAT = "assay checkpoint, version 1"
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt, from glibc's malloc.h."""
 
 BLOCK = 64
 """Steps whose batches are drawn together."""
@@ -306,14 +304,9 @@ def settled() -> Iterator[None]:
     Threads: all cores that this process may use, if idle threads sleep (OMP_WAIT_POLICY=PASSIVE, set before torch is
     imported, as the command line does); else one. Idle threads that spin instead make a step forty times slower as soon
     as another process wants a core.
-    Memory: glibc is told to keep up to 256 MiB of freed memory and to use it again. It would hand a step's tensors back
-    to the system and fetch fresh pages for the next, at a quarter of the time of a step of nine members. Stays so, for
-    the main thread: memory of others is kept per thread, so train there.
+    Memory: see `keep_freed_memory`, a quarter of the time of a step of nine members.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 28)
+    keep_freed_memory()
     before = torch.get_num_threads()
     passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
     torch.set_num_threads(len(os.sched_getaffinity(0)) if passive else 1)

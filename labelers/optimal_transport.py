@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import ot
@@ -31,6 +31,7 @@ from data.labels import Labels
 from data.trajectories import Trajectories
 from labelers.evidence import Demonstrations, Evidence
 from labelers.labeler import Labeler, Progress, silent
+from labelers.memory import keep_freed_memory
 from labelers.transport import Outcome, Solution, log_domain_sinkhorn, solve
 
 BATCH_ENTRIES = 1 << 20
@@ -66,6 +67,7 @@ class OptimalTransport(Labeler):
     preset: `paper` repeats the official code: cosine cost, epsilon 0.01, at most 100 iterations, wherever they end.
     """
 
+    version: ClassVar[int] = 2
     kind: Literal["optimal_transport"] = "optimal_transport"
     demonstrations: Demonstrations
     cost: Literal["cosine", "euclidean", "squared_euclidean"] = "cosine"
@@ -116,6 +118,7 @@ class FittedOptimalTransport:
 
         Raises WorkError, naming the episode, if one does not converge and that is an error.
         """
+        keep_freed_memory()
         rewards = np.empty(trajectories.n_steps, np.float32)
         rows = []
         for episodes in _batches(trajectories.lengths, max(len(e) for e in self.experts)):

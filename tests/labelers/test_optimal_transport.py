@@ -249,13 +249,13 @@ def test_one_step_pays_its_mean_cost() -> None:
 def test_an_episode_that_does_not_converge_is_an_error_by_name(tracks: dict[str, np.ndarray]) -> None:
     data, demonstration = track(tracks["track_1"], tracks["track_2"]), track(tracks["expert_1"])
     with pytest.raises(WorkError, match=r"episode 1 .* did not converge: marginal error .*`not_converged: warning`"):
-        label(data, demonstration, epsilon=0.001, max_iterations=1, tolerance=1e-12)
+        label(data, demonstration, epsilon=1e-5, max_iterations=1, tolerance=1e-12)
 
 
 def test_or_is_labelled_by_the_exact_solver_with_a_warning(tracks: dict[str, np.ndarray]) -> None:
     data, demonstration = track(tracks["track_2"]), track(tracks["expert_1"])
     with pytest.warns(UserWarning, match="labelled by the exact solver"):
-        stopped = label(data, demonstration, epsilon=0.001, max_iterations=1, tolerance=1e-12, not_converged="warning")
+        stopped = label(data, demonstration, epsilon=1e-5, max_iterations=1, tolerance=1e-12, not_converged="warning")
     assert stopped == pytest.approx(label(data, demonstration, solver="exact"))
 
 
