@@ -23,11 +23,13 @@ class Evidence:
 
     demonstrations: whole episodes to imitate.
     rewards: [N] float32, known rewards of the dataset being labelled, NaN on the steps where they are not known.
+    returns: [E] float64, known returns of the dataset being labelled, NaN for the episodes where they are not known.
     """
 
     digest: str
     demonstrations: Trajectories | None = None
     rewards: np.ndarray | None = None
+    returns: np.ndarray | None = None
 
 
 NOTHING = Evidence(digest="none")
@@ -146,15 +148,43 @@ class LabelledTransitions(EvidenceSpec):
         rewards = np.asarray(source.rewards("self", self.labels), np.float32)
         trajectories = source.trajectories("self")
         n = trajectories.n_steps if self.per == "step" else trajectories.n_episodes
-        count = math.floor(self.fraction * n + 0.5)
-        if count == 0:
-            raise ConfigurationError(
-                f"fraction: {self.fraction} of {n:,} {self.per}s is none: {1 / n:.2g} would be one of them."
-            )
-        chosen = np.zeros(n, bool)
-        chosen[np.random.default_rng(self.seed).permutation(n)[:count]] = True
+        chosen = _drawn(n, self.fraction, self.seed, self.per)
         labelled = chosen if self.per == "step" else np.repeat(chosen, trajectories.lengths)
         return _known(np.where(labelled, rewards, np.float32(np.nan)))
+
+
+class TrajectoryReturns(EvidenceSpec):
+    """Returns (sums of rewards, undiscounted) of some whole episodes of the dataset itself, by a named label set.
+
+    Which step earned what is not among the evidence.
+
+    fraction: in (0, 1], of the episodes, drawn as those of `LabelledTransitions` are with `per: episode`.
+    """
+
+    labels: str = "source"
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+    def references(self, field: str) -> list[Reference]:
+        return [Reference("self", self.labels, (field, "labels"))]
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
+        trajectories = source.trajectories("self")
+        returns = episode_returns(np.asarray(source.rewards("self", self.labels)), trajectories.offsets)
+        returns[~_drawn(trajectories.n_episodes, self.fraction, self.seed, "episode")] = np.nan
+        hasher = ColumnHasher()
+        hasher.update(returns)
+        return Evidence(digest=digest_of({"returns": hasher.digest()}), returns=returns)
+
+
+def _drawn(n: int, fraction: float, seed: int, unit: str) -> np.ndarray:
+    """[n] bool, which of n are drawn. Raises ConfigurationError, naming the `unit`s, if none would be."""
+    count = math.floor(fraction * n + 0.5)
+    if count == 0:
+        raise ConfigurationError(f"fraction: {fraction} of {n:,} {unit}s is none: {1 / n:.2g} would be one of them.")
+    chosen = np.zeros(n, bool)
+    chosen[np.random.default_rng(seed).permutation(n)[:count]] = True
+    return chosen
 
 
 def _known(rewards: np.ndarray) -> Evidence:
