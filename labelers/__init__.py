@@ -9,12 +9,13 @@ from pydantic import Field
 from labelers.nearest_demonstration import NearestDemonstration
 from labelers.optimal_transport import OptimalTransport
 from labelers.optimistic import Optimistic
+from labelers.preference import Preference
 from labelers.reward_model import RewardModel
 from labelers.source import Source
 from labelers.unlabelled_zero import UnlabelledZero
 from labelers.zero import Zero
 
 AnyLabeler: TypeAlias = Annotated[
-    Source | Zero | OptimalTransport | NearestDemonstration | RewardModel | UnlabelledZero | Optimistic,
+    Source | Zero | OptimalTransport | NearestDemonstration | RewardModel | UnlabelledZero | Optimistic | Preference,
     Field(discriminator="kind"),
 ]

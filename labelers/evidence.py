@@ -5,16 +5,39 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from data.config import Config
 from data.digests import ColumnHasher, digest_of
 from data.errors import ConfigurationError
+from data.findings import Finding
 from data.labels import episode_returns
 from data.trajectories import Trajectories
+
+
+@dataclass(frozen=True, eq=False)
+class Preferences:
+    """Which of two segments of one dataset is better, for Q pairs.
+
+    starts: [Q, 2] int64, the first step of either segment, counted over the whole dataset. length: steps of every
+    segment, all of one episode. first_better: [Q] float32 in [0, 1], the probability that the first segment is better;
+    0.5 is a tie. findings: what was left out or seems odd.
+    """
+
+    starts: np.ndarray
+    length: int
+    first_better: np.ndarray
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[Q, 2, length] int64, every step of every segment."""
+        steps: np.ndarray = self.starts[:, :, None] + np.arange(self.length)
+        return steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +94,14 @@ class EvidenceSpec(Config):
     @abstractmethod
     def resolve(self, source: EvidenceSource) -> Evidence:
         """Look up what is named. Raises ConfigurationError naming what is missing."""
+
+    def identity(self) -> dict[str, JsonValue]:
+        """What this says, with files known by their content and not by their path."""
+        return self.model_dump(mode="json")
+
+    def beside(self, folder: Path) -> Self:
+        """The same, with relative paths taken from `folder`."""
+        return self
 
 
 class Demonstrations(EvidenceSpec):

@@ -30,6 +30,12 @@ SETTINGS: dict[str, dict[str, object]] = {
     "reward_model": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
     "unlabelled_zero": {"rewards": {"fraction": 0.4}},
     "optimistic": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
+    "preference": {
+        "preferences": {"kind": "file", "path": Path(__file__).parent / "files" / "preferences.json"},
+        "members": 2,
+        "hidden": [8],
+        "steps": 20,
+    },
 }
 """Settings for each kind that label 6 short episodes in no time; a new kind is under contract once it is named here."""
 
