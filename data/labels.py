@@ -1,9 +1,10 @@
-"""Labels: what each step is worth by one account, kept beside a dataset and never inside it."""
+"""Labels: what each step is worth by one account, or what was done there, beside a dataset and never inside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
@@ -40,6 +41,41 @@ class Labels:
                 f"label {self.rewards[bad[0]]} at episode {episode}, step {bad[0] - trajectories.offsets[episode]} "
                 f"({len(bad):,} labels are not finite). A label is always a finite number."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class ActionLabels:
+    """One action a step for some trajectories whose own are missing or not to be believed.
+
+    actions: [N, ...], of the dtype and row shape of the trajectories' actions. diagnostics: as in `Labels`.
+    """
+
+    actions: np.ndarray
+    diagnostics: pl.DataFrame | None = None
+
+    def check(self, trajectories: Trajectories) -> None:
+        """Raise DatasetError, naming episode and step, unless there is one sound action for each step."""
+        theirs = trajectories.actions
+        if self.actions.shape != theirs.shape or self.actions.dtype != theirs.dtype:
+            raise DatasetError(
+                f"action labels are {self.actions.dtype} {self.actions.shape} and the dataset's actions "
+                f"{theirs.dtype} {theirs.shape}: they must be alike."
+            )
+        rows = self.actions.reshape(len(self.actions), -1)
+        if trajectories.n_actions is None:
+            wrong = ~np.isfinite(rows)
+        else:
+            wrong = (rows < 0) | (rows >= np.array(trajectories.n_actions))
+        bad = np.flatnonzero(wrong.any(1))
+        if len(bad):
+            episode = int(trajectories.episode_index[bad[0]])
+            raise DatasetError(
+                f"action label {self.actions[bad[0]]} at episode {episode}, step "
+                f"{bad[0] - trajectories.offsets[episode]} ({len(bad):,} such steps) is no action of this dataset."
+            )
+
+
+AnyLabels: TypeAlias = Labels | ActionLabels
 
 
 def episode_returns(rewards: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -36,12 +36,15 @@ from data.config import Config
 from data.digests import ColumnHasher
 from data.errors import DatasetError, StoreError
 from data.findings import Finding
-from data.labels import Labels, episode_returns
+from data.labels import ActionLabels, AnyLabels, episode_returns
 from data.readers.reader import Block
 from data.statistics import Moments, MomentsOf, moments_of
 from data.trajectories import Column, Sharded, Trajectories, digest_of_columns
 
 SHARD_BYTES = 256 << 20
+
+BLOCK_BYTES = 8 << 20
+"""Stored episodes are streamed in blocks of about so many bytes, or of one longer episode."""
 
 M = TypeVar("M", bound=Config)
 
@@ -100,17 +103,23 @@ class DatasetManifest(Config):
 
 
 class LabelsManifest(Config):
-    """What a stored label set is: for which dataset, made by what, and the shape of its rewards and returns."""
+    """What a stored label set is: for which dataset, made by what, and how its values lie.
+
+    column: what the labels are. rewards, returns: sum, mean, std, minimum and maximum of rewards and of episode returns,
+    None for actions. actions: moments of action labels, see `Moments`.
+    """
 
     format: Literal["assay-labels/1"] = "assay-labels/1"
     dataset: str
     id: str
+    column: Literal["rewards", "actions"] = "rewards"
     n_steps: int
     n_episodes: int
     shards: tuple[Shard, ...]
     diagnostics_bytes: int | None
-    rewards: dict[str, JsonValue]
-    returns: dict[str, JsonValue]
+    rewards: dict[str, JsonValue] | None
+    returns: dict[str, JsonValue] | None
+    actions: dict[str, JsonValue] | None = None
     origin: JsonValue
 
 
@@ -170,6 +179,24 @@ class StoredDataset:
         ends = np.cumsum([0, *(s.n_steps for s in self.manifest.shards)])
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
+    def blocks(self, labels: StoredLabels | None = None) -> Iterator[Block]:
+        """All episodes in order, some at a time, mapped from disk, with the rewards of a label set beside them.
+
+        Raises StoreError if the labels are for another dataset.
+        """
+        if labels is not None and labels.manifest.dataset != self.digest:
+            raise StoreError(
+                f"labels {labels.id} are for dataset {labels.manifest.dataset}, not for '{self.name}' {self.digest}."
+            )
+        for shard, steps in zip(self.shards(), self.shard_steps(), strict=True):
+            rewards = None if labels is None else labels.rewards[steps]
+            row = columns.row_bytes(shard.observations) + columns.row_bytes(shard.actions)
+            block = shard.offsets[1:] * row // BLOCK_BYTES
+            cuts = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), shard.n_episodes]
+            for start, stop in pairwise(cuts):
+                part = slice(int(shard.offsets[start]), int(shard.offsets[stop]))
+                yield Block(shard.part(start, stop), None if rewards is None else rewards[part])
+
     def _trajectories(self, observations: Column, actions: Column, episodes: slice) -> Trajectories:
         ends = self._ends
         return Trajectories(
@@ -186,7 +213,7 @@ class StoredDataset:
 
 @dataclass(frozen=True, eq=False)
 class StoredLabels:
-    """A label set in the store. rewards: [N] float32, mapped from disk."""
+    """A label set in the store: rewards or actions."""
 
     path: Path
     manifest: LabelsManifest
@@ -196,10 +223,25 @@ class StoredLabels:
         """Its identity."""
         return self.manifest.id
 
+    @property
+    def labeler(self) -> str:
+        """Kind of the labeler that gave it, and of the transforms after it: `optimal_transport > return_range`."""
+        return _made_by(self.manifest.origin)
+
     @cached_property
     def rewards(self) -> Column:
-        """[N] float32, row for row with the dataset's steps, mapped from disk."""
-        parts = [columns.read(self.path / f"rewards-{i:05d}.arrow") for i in range(len(self.manifest.shards))]
+        """[N] float32, row for row with the dataset's steps, mapped from disk. Raises StoreError for action labels."""
+        return self._column("rewards")
+
+    @cached_property
+    def actions(self) -> Column:
+        """[N, ...] like the dataset's actions, mapped from disk. Raises StoreError for reward labels."""
+        return self._column("actions")
+
+    def _column(self, column: str) -> Column:
+        if self.manifest.column != column:
+            raise StoreError(f"{self.path}: these labels are {self.manifest.column}, not {column}.")
+        parts = [columns.read(self.path / f"{column}-{i:05d}.arrow") for i in range(len(self.manifest.shards))]
         return parts[0] if len(parts) == 1 else Sharded(parts)
 
     @cached_property
@@ -246,7 +288,7 @@ class Store:
             with self.lock(f"dataset-{name}-{manifest.digest}"):
                 if not target.exists():
                     _write_json(partial / "manifest.json", manifest)
-                    _publish(partial, target)
+                    publish(partial, target)
         return self.dataset(name, manifest.digest)
 
     def dataset(self, name: str, digest: str | None = None) -> StoredDataset:
@@ -306,11 +348,30 @@ class Store:
         _check_sizes(path, files)
         return StoredLabels(path, manifest)
 
+    def label_sets(self, dataset_digest: str) -> list[StoredLabels]:
+        """All label sets of a dataset, by id."""
+        found = sorted((self.root / "labels" / dataset_digest).glob("*/manifest.json"))
+        return [self.labels(dataset_digest, path.parent.name) for path in found]
+
+    def find_labels(self, dataset: StoredDataset, wanted: str) -> StoredLabels:
+        """The label set of a dataset by its id, the beginning of one, or by the labeler that made it (`source`).
+
+        Raises StoreError, listing what there is, if there is none or more than one.
+        """
+        known = self.label_sets(dataset.digest)
+        found = [s for s in known if s.labeler == wanted] or [s for s in known if s.id.startswith(wanted)]
+        if len(found) == 1:
+            return found[0]
+        there = ", ".join(f"{s.labeler} ({s.id})" for s in found or known) or "none"
+        if found:
+            raise StoreError(f"dataset '{dataset.name}' has {len(found)} label sets '{wanted}': {there}. Give the id.")
+        raise StoreError(f"dataset '{dataset.name}' has no label set '{wanted}'; it has: {there}.")
+
     def write_labels(
         self,
         dataset: StoredDataset,
         label_id: str,
-        make: Callable[[int, Trajectories, slice], Labels],
+        make: Callable[[int, Trajectories, slice], AnyLabels],
         origin: JsonValue,
     ) -> StoredLabels:
         """Label a dataset shard by shard and store the result; asked again, return it without computing.
@@ -327,12 +388,12 @@ class Store:
                 partial.mkdir(parents=True, exist_ok=True)
                 steps = dataset.shard_steps()
                 for index, trajectories in enumerate(dataset.shards()):
-                    if not (partial / f"rewards-{index:05d}.arrow").exists():
+                    if _column_of(partial, index) is None:
                         labels = make(index, trajectories, steps[index])
                         labels.check(trajectories)
                         _write_label_shard(partial, index, labels)
                 _finish_labels(partial, dataset, label_id, origin)
-                _publish(partial, target)
+                publish(partial, target)
         return self.labels(dataset.digest, label_id)
 
     def _labels_path(self, dataset_digest: str, label_id: str) -> Path:
@@ -356,7 +417,7 @@ class Store:
             if not self.has_run(run_id):
                 with self.scratch("run") as partial:
                     fill(partial)
-                    _publish(partial, self._run_path(run_id))
+                    publish(partial, self._run_path(run_id))
         return self._run_path(run_id)
 
     def _run_path(self, run_id: str) -> Path:
@@ -455,7 +516,7 @@ class _DatasetWriter:
                 self._flush()
                 continue
             stop = max(stop, start + 1)
-            self._parts.append(_episodes(trajectories, start, stop))
+            self._parts.append(trajectories.part(start, stop))
             self._bytes += int(ends[stop] - ends[start])
             start = stop
 
@@ -529,21 +590,6 @@ def _spec(column: Column) -> ArraySpec:
     return ArraySpec(shape=column.shape[1:], dtype=column.dtype.name)
 
 
-def _episodes(trajectories: Trajectories, start: int, stop: int) -> Trajectories:
-    """Episodes start .. stop as views."""
-    a, b = int(trajectories.offsets[start]), int(trajectories.offsets[stop])
-    return Trajectories(
-        observations=trajectories.observations[a + start : b + stop],
-        actions=trajectories.actions[a:b],
-        offsets=trajectories.offsets[start : stop + 1] - a,
-        terminated=trajectories.terminated[start:stop],
-        truncated=trajectories.truncated[start:stop],
-        final_observed=trajectories.final_observed[start:stop],
-        n_actions=trajectories.n_actions,
-        action_bounds=trajectories.action_bounds,
-    )
-
-
 def _check_same_kind(first: Trajectories, other: Trajectories) -> None:
     for name in ("observations", "actions"):
         a, b = getattr(first, name), getattr(other, name)
@@ -553,27 +599,39 @@ def _check_same_kind(first: Trajectories, other: Trajectories) -> None:
         raise DatasetError("what actions mean changes between episodes: number of choices or bounds differ.")
 
 
-def _write_label_shard(partial: Path, index: int, labels: Labels) -> None:
-    """Diagnostics first, rewards last: the rewards file says that the shard is finished."""
+def _write_label_shard(partial: Path, index: int, labels: AnyLabels) -> None:
+    """Diagnostics first, the labels last: their file says that the shard is finished."""
     if labels.diagnostics is not None:
         path = partial / f"diagnostics-{index:05d}.arrow"
         labels.diagnostics.write_ipc(path.with_suffix(".unfinished"), compression="uncompressed")
         _put(path.with_suffix(".unfinished"), path)
-    path = partial / f"rewards-{index:05d}.arrow"
-    columns.write(path.with_suffix(".unfinished"), [labels.rewards])
+    column, values = ("actions", labels.actions) if isinstance(labels, ActionLabels) else ("rewards", labels.rewards)
+    path = partial / f"{column}-{index:05d}.arrow"
+    columns.write(path.with_suffix(".unfinished"), [values])
     _put(path.with_suffix(".unfinished"), path)
+
+
+def _column_of(partial: Path, index: int) -> Literal["rewards", "actions"] | None:
+    """What the labels of a finished shard are; None if it is not finished."""
+    for column in ("rewards", "actions"):
+        if (partial / f"{column}-{index:05d}.arrow").exists():
+            return column
+    return None
 
 
 def _finish_labels(partial: Path, dataset: StoredDataset, label_id: str, origin: JsonValue) -> None:
     """Write the manifest of a label set whose shards are all finished, one shard in memory at a time."""
     shards, returns, total = [], [], 0.0
     moments = MomentsOf()
+    column = _column_of(partial, 0)
+    assert column is not None, "a dataset has at least one shard"
     for index, (shard, trajectories) in enumerate(zip(dataset.manifest.shards, dataset.shards(), strict=True)):
-        path = partial / f"rewards-{index:05d}.arrow"
-        rewards = columns.read(path)
-        moments.update(rewards)
-        returns.append(episode_returns(rewards, trajectories.offsets))
-        total += float(rewards.sum(dtype=np.float64))
+        path = partial / f"{column}-{index:05d}.arrow"
+        values = columns.read(path)
+        moments.update(values)
+        if column == "rewards":
+            returns.append(episode_returns(values, trajectories.offsets))
+            total += float(values.sum(dtype=np.float64))
         files = {path.name: path.stat().st_size}
         shards.append(Shard(n_episodes=shard.n_episodes, n_steps=shard.n_steps, files=files))
     parts = sorted(partial.glob("diagnostics-*.arrow"))
@@ -584,17 +642,30 @@ def _finish_labels(partial: Path, dataset: StoredDataset, label_id: str, origin:
     manifest = LabelsManifest(
         dataset=dataset.digest,
         id=label_id,
+        column=column,
         n_steps=dataset.manifest.n_steps,
         n_episodes=dataset.manifest.n_episodes,
         shards=tuple(shards),
         diagnostics_bytes=diagnostics.stat().st_size if parts else None,
-        rewards=_summary(total, moments.moments()),
-        returns=_summary(total, moments_of(np.concatenate(returns))),
+        rewards=_summary(total, moments.moments()) if returns else None,
+        returns=_summary(total, moments_of(np.concatenate(returns))) if returns else None,
+        actions=None if returns else moments.moments().to_json(),
         origin=origin,
     )
     _write_json(partial / "manifest.json", manifest)
     for part in parts:
         part.unlink()
+
+
+def _made_by(origin: JsonValue) -> str:
+    labeler = origin.get("labeler") if isinstance(origin, dict) else None
+    if not isinstance(origin, dict) or not isinstance(labeler, dict):
+        return "unknown"
+    if labeler.get("kind") != "transformed":
+        return str(labeler.get("kind"))
+    transforms = labeler.get("transforms")
+    kinds = [str(t.get("kind")) for t in transforms if isinstance(t, dict)] if isinstance(transforms, list) else []
+    return " > ".join([_made_by(origin.get("raw")), *kinds])
 
 
 def _summary(total: float, moments: Moments) -> dict[str, JsonValue]:
@@ -613,8 +684,8 @@ def _put(unfinished: Path, path: Path) -> None:
     _fsync(path.parent)
 
 
-def _publish(partial: Path, target: Path) -> None:
-    """Make a finished folder appear at once, for good."""
+def publish(partial: Path, target: Path) -> None:
+    """Make a finished file or folder appear at once, for good."""
     for file in partial.rglob("*"):
         _fsync(file)
     _fsync(partial)

@@ -47,12 +47,22 @@ class Evidence:
     demonstrations: whole episodes to imitate.
     rewards: [N] float32, known rewards of the dataset being labelled, NaN on the steps where they are not known.
     returns: [E] float64, known returns of the dataset being labelled, NaN for the episodes where they are not known.
+    preferences: between segments of the dataset being labelled.
+    actions: [N, ...] like the actions of the dataset being labelled, where they are known; elsewhere NaN, or -1 where
+        actions are discrete.
     """
 
     digest: str
     demonstrations: Trajectories | None = None
     rewards: np.ndarray | None = None
     returns: np.ndarray | None = None
+    preferences: Preferences | None = None
+    actions: np.ndarray | None = None
+
+    @property
+    def known(self) -> np.ndarray | None:
+        """What it says of single steps: rewards or actions."""
+        return self.rewards if self.actions is None else self.actions
 
 
 NOTHING = Evidence(digest="none")
@@ -206,6 +216,28 @@ class TrajectoryReturns(EvidenceSpec):
         hasher = ColumnHasher()
         hasher.update(returns)
         return Evidence(digest=digest_of({"returns": hasher.digest()}), returns=returns)
+
+
+class LabelledActions(EvidenceSpec):
+    """Actions of some whole episodes of the dataset itself; those of the others are taken as not known.
+
+    fraction: in (0, 1], of the episodes, drawn as those of `LabelledTransitions` are with `per: episode`.
+    """
+
+    fraction: float = Field(default=0.1, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+    def references(self, field: str) -> list[Reference]:
+        return []
+
+    def resolve(self, source: EvidenceSource) -> Evidence:
+        trajectories = source.trajectories("self")
+        chosen = np.repeat(_drawn(trajectories.n_episodes, self.fraction, self.seed, "episode"), trajectories.lengths)
+        actions = np.array(trajectories.actions)
+        actions[~chosen] = np.nan if trajectories.n_actions is None else -1
+        hasher = ColumnHasher()
+        hasher.update(actions)
+        return Evidence(digest=digest_of({"actions": hasher.digest()}), actions=actions)
 
 
 def _drawn(n: int, fraction: float, seed: int, unit: str) -> np.ndarray:

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import safetensors
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.config import Config
 from data.errors import StoreError
-from data.labels import Labels
+from data.labels import AnyLabels
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, EvidenceSpec, Reference
 from labelers.transforms import Transform
@@ -36,11 +36,12 @@ def silent(done: int) -> None:
 class FittedLabeler(Protocol):
     """A labeler that has learned what it had to."""
 
-    def label(self, trajectories: Trajectories, known: np.ndarray | None = None, progress: Progress = silent) -> Labels:
-        """One finite float32 reward for each step.
+    def label(
+        self, trajectories: Trajectories, known: np.ndarray | None = None, progress: Progress = silent
+    ) -> AnyLabels:
+        """One finite float32 reward for each step; or one action, from the labelers whose `column` is actions.
 
-        known: [N] float32, the rewards among the evidence for just these steps, NaN where unknown; None if the evidence
-        holds none. The answer for an episode depends on that episode and its known rewards alone: any sharding and any
+        known: what the evidence says of just these steps, `Evidence.known`; None if that is nothing. The answer for an episode depends on that episode and its known rewards alone: any sharding and any
         order of episodes give the same labels.
         """
 
@@ -62,10 +63,12 @@ class Labeler(Config):
     """Base of every labeler's configuration; a subclass adds `kind`, its settings, and at most one evidence field.
 
     version: raised when the same configuration starts to give other labels; part of the label id.
+    column: what the labels are.
     transforms: applied in order to what the labeler says, recorded, never silent.
     """
 
     version: ClassVar[int] = 1
+    column: ClassVar[Literal["rewards", "actions"]] = "rewards"
     kind: str
     transforms: tuple[Transform, ...] = ()
 

@@ -27,7 +27,7 @@ from algorithms.training import Member, checkpoint_members, train
 from data.digests import digest_of
 from data.errors import ConfigurationError
 from data.ingest import Ingested, ingest, ingest_key, ingested
-from data.labels import Labels, label_id
+from data.labels import AnyLabels, Labels, label_id
 from data.readers import recognise
 from data.readers.reader import Reader
 from data.store import Store, StoredDataset, StoredLabels
@@ -297,10 +297,10 @@ class Work:
         ):
             warnings.simplefilter("always")
 
-            def make(index: int, shard: Trajectories, steps: slice) -> Labels:
+            def make(index: int, shard: Trajectories, steps: slice) -> AnyLabels:
                 if not fitted:
                     fitted.append(configuration.fit(stored.trajectories(), evidence, device=self.device))
-                known = None if evidence.rewards is None else evidence.rewards[steps]
+                known = None if evidence.known is None else evidence.known[steps]
                 labels = fitted[0].label(shard, known, progress)
                 # The manifest is written after the last shard: it takes up what is known by then.
                 origin["seconds"] = round(time.perf_counter() - started, 3)
