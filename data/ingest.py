@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
-import numpy as np
 import pydantic
 from pydantic import JsonValue
 
 from data.config import Config
-from data.digests import ColumnHasher, digest_of, digest_of_file
+from data.digests import digest_of, digest_of_file
 from data.findings import Finding
-from data.labels import Labels, label_id
+from data.progress import Progress, silent
 from data.readers import recognise
 from data.readers.ahead import ahead
-from data.readers.reader import Block, Reader
+from data.readers.reader import Reader
 from data.readers.soundness import sound_blocks
-from data.store import Store, StoredDataset
-from data.trajectories import Trajectories
-
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of steps just read; `Source.n_steps` says how many there are."""
-
-
-def silent(done: int) -> None:
-    """Progress nobody watches."""
+from data.rewards_aside import RewardsAside
+from data.store import Store
 
 
 class Ingested(Config):
@@ -60,7 +51,7 @@ def ingest(path: Path, name: str, store: Store, reader: Reader | None = None, pr
         if known:
             return known
         with reader.open(path) as source, store.scratch("rewards") as scratch:
-            rewards = _SetAside(scratch / "rewards.raw")
+            rewards = RewardsAside(scratch / "rewards.raw")
             provenance: dict[str, JsonValue] = {
                 "file": path.name,
                 "file_digest": source_digest,
@@ -70,7 +61,7 @@ def ingest(path: Path, name: str, store: Store, reader: Reader | None = None, pr
             }
             blocks = rewards.without(ahead(sound_blocks(source, reader, path)), progress)
             dataset = store.write_dataset(name, blocks, provenance, source.findings)
-            labels = rewards.store_labels(store, dataset, source_digest)
+            labels = rewards.store_labels(store, dataset, {"file_digest": source_digest})
         result = Ingested(name=name, dataset=dataset.digest, source_labels=labels, findings=tuple(source.findings))
         store.write_record(record, result)
     return result
@@ -97,43 +88,3 @@ def _known(store: Store, record: Path) -> Ingested | None:
         known.source_labels is None or store.has_labels(known.dataset, known.source_labels)
     )
     return known if whole else None
-
-
-class _SetAside:
-    """The rewards of a source, set aside in a file while its trajectories are stored."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._hasher = ColumnHasher()
-        self._n = 0
-        self._finite = True
-
-    def without(self, blocks: Iterator[Block], progress: Progress) -> Iterator[Block]:
-        """The same blocks, once their rewards are set aside."""
-        with self._path.open("wb") as file:
-            for block in blocks:
-                if block.rewards is not None:
-                    self._n += len(block.rewards)
-                    self._finite &= bool(np.isfinite(block.rewards).all())
-                    self._hasher.update(block.rewards)
-                    block.rewards.tofile(file)
-                yield block
-                progress(block.trajectories.n_steps)
-
-    def store_labels(self, store: Store, dataset: StoredDataset, source_digest: str) -> str | None:
-        """Store what was set aside as label set `source`; None if there are none, or any is not finite."""
-        if self._n != dataset.manifest.n_steps or not self._finite:
-            return None
-        digest = self._hasher.digest()
-        identity = label_id(dataset.digest, {"kind": "source"}, 1, digest)
-
-        def make(shard: int, trajectories: Trajectories, steps: slice) -> Labels:
-            return Labels(np.fromfile(self._path, np.float32, count=steps.stop - steps.start, offset=4 * steps.start))
-
-        origin: dict[str, JsonValue] = {
-            "labeler": {"kind": "source"},
-            "evidence": {"digest": digest},
-            "file_digest": source_digest,
-        }
-        store.write_labels(dataset, identity, make, origin)
-        return identity

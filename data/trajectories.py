@@ -192,6 +192,19 @@ class Trajectories:
         continues[self.offsets[1:][self.terminated] - 1] = False
         return continues
 
+    def part(self, start: int, stop: int) -> Trajectories:
+        """Episodes start .. stop, as views of columns that are arrays."""
+        a, b = int(self.offsets[start]), int(self.offsets[stop])
+        return replace(
+            self,
+            observations=self.observations[a + start : b + stop],
+            actions=self.actions[a:b],
+            offsets=self.offsets[start : stop + 1] - a,
+            terminated=self.terminated[start:stop],
+            truncated=self.truncated[start:stop],
+            final_observed=self.final_observed[start:stop],
+        )
+
     def select(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
         """The given episodes, in the given order, in memory. Raises DatasetError for an episode that does not exist."""
         chosen = np.asarray(episodes, np.int64)

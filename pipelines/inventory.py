@@ -41,10 +41,8 @@ def of_store(store: Store) -> Inventory:
     """List a store; whatever is damaged raises StoreError with its name."""
     datasets = []
     for stored in store.datasets():
-        held = []
-        for path in sorted((store.root / "labels" / stored.digest).glob("*/manifest.json")):
-            found = store.labels(stored.digest, path.parent.name)
-            held.append(HeldLabels(id=found.id, labeler=_maker(found.manifest.origin), returns=found.manifest.returns))
+        sets = store.label_sets(stored.digest)
+        held = [HeldLabels(id=found.id, labeler=found.labeler, returns=found.manifest.returns) for found in sets]
         manifest = stored.manifest
         datasets.append(
             HeldDataset(
@@ -59,19 +57,6 @@ def of_store(store: Store) -> Inventory:
         )
     n_runs = len(list((store.root / "runs").glob("*/manifest.json")))
     return Inventory(store=str(store.root), datasets=tuple(datasets), n_runs=n_runs)
-
-
-def _maker(origin: JsonValue) -> str:
-    """Kind of the labeler that gave a label set, and of the transforms after it."""
-    if not isinstance(origin, dict) or not isinstance(origin.get("labeler"), dict):
-        return "unknown"
-    labeler = origin["labeler"]
-    assert isinstance(labeler, dict)
-    if labeler.get("kind") != "transformed":
-        return str(labeler.get("kind"))
-    transforms = labeler.get("transforms")
-    kinds = [str(t.get("kind")) for t in transforms if isinstance(t, dict)] if isinstance(transforms, list) else []
-    return " > ".join([_maker(origin.get("raw")), *kinds])
 
 
 def tables(inventory: Inventory) -> list[Table | str]:
