@@ -1,8 +1,9 @@
 """D4RL: HDF5 with flat arrays, one row a step, episodes marked by flags.
 
-Keys: `observations`, `actions`, `terminals`; optionally `rewards`, `timeouts`, `next_observations`. Where episodes
-begin and end is decided by the rules in `data/readers/flat.py`. Other keys (`infos/*`, `metadata/*`) are listed; their
-scalars and the file's attributes are kept as metadata, text as text.
+Keys: `observations`, `actions`, `terminals`; optionally `rewards`, `timeouts`, `next_observations` and, in files that
+assay wrote, `infos/next_observed`. Where episodes begin and end is decided by the rules in `data/readers/flat.py`.
+Other keys (`infos/*`, `metadata/*`) are listed; their scalars and the file's attributes are kept as metadata, text as
+text.
 
 Files found in the wild are converted, on record: columns of shape (N, 1), flags as floats or integers, other byte
 orders, float64 and float16 (all floats become float32, discrete actions int64). The attributes `action_count`,
@@ -29,11 +30,13 @@ from data.readers.observations import delivered_dtype
 from data.readers.reader import Block, RefusedError, Space
 
 NEEDED = ("observations", "actions", "terminals")
-KNOWN = (*NEEDED, "rewards", "timeouts", "next_observations")
+OBSERVED = "infos/next_observed"
+KNOWN = (*NEEDED, "rewards", "timeouts", "next_observations", OBSERVED)
 
 DELIVERED: dict[str, np.dtype[np.generic]] = {
     "terminals": np.dtype(bool),
     "timeouts": np.dtype(bool),
+    OBSERVED: np.dtype(bool),
     "rewards": np.dtype(np.float32),
 }
 
@@ -117,7 +120,7 @@ class D4RLSource:
                 f"'next_observations' have shape {following.shape} and 'observations' {observations.shape}: "
                 "they must be the same.",
             )
-        for key in ("rewards", "terminals", "timeouts"):
+        for key in ("rewards", "terminals", "timeouts", OBSERVED):
             array = self._arrays.get(key)
             if array is not None and array.shape not in ((n,), (n, 1)):
                 raise self._refuse("shape", f"'{key}' has shape {array.shape}; expected ({n},) or ({n}, 1).")
@@ -135,7 +138,7 @@ class D4RLSource:
             to = DELIVERED.get(key, self._kind.dtype if key == "actions" else delivered_dtype(array.dtype))
             if array.dtype != to:
                 self._note("converted", f"'{key}': {array.dtype.str} converted to {to.name}.")
-            if key in ("rewards", "terminals", "timeouts") and array.ndim == 2:
+            if key in ("rewards", "terminals", "timeouts", OBSERVED) and array.ndim == 2:
                 self._note("reshaped", f"'{key}': ({self.n_steps}, 1) read as ({self.n_steps},).")
 
     def _understand_actions(self) -> None:
@@ -189,6 +192,7 @@ class D4RLSource:
                 next_observations=self._observations("next_observations", rows)
                 if "next_observations" in self._arrays
                 else None,
+                next_observed=self._flags(OBSERVED, rows) if OBSERVED in self._arrays else None,
             )
 
     def _values(self, key: str, rows: slice) -> np.ndarray:

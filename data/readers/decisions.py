@@ -16,6 +16,7 @@ PLACES = 5
 REASONS = {
     "missing": "there are no 'next_observations'",
     "repeated": "their 'next_observations' row is empty or a copy of the step's own observation",
+    "unrecorded": "the file says that it was not recorded",
     "following": "their 'next_observations' row is the first of the following episode",
 }
 

@@ -23,12 +23,13 @@ The observation after an episode's last step is its own last `next_observations`
 `next_observations`; where the row is all zeros or NaN, or repeats the step's own observation though the episode was
 moving; and where it is the first observation of the following episode and no row of the file shows a jump
 (`next_observations` made by shifting). The step is then kept, and if the episode was truncated never bootstrapped from.
+A source that says itself where next observations were recorded (`next_observed`) is believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +63,8 @@ class Rows:
     """n rows in their delivered dtypes.
 
     observations, next_observations: [n, ...], the latter None if the source has none. actions: [n, ...].
-    rewards: [n] float32 or None. terminals, timeouts: [n] bool; timeouts None if the source has none.
+    rewards: [n] float32 or None. terminals, timeouts: [n] bool; timeouts None if the source has none. next_observed:
+    [n] bool, whether the next observation was recorded, None if the source does not say.
     """
 
     observations: np.ndarray
@@ -71,13 +73,13 @@ class Rows:
     terminals: np.ndarray
     timeouts: np.ndarray | None
     next_observations: np.ndarray | None
+    next_observed: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.terminals)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Rows:
-        names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
-        columns = {name: getattr(self, name) for name in names}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
 
 
@@ -173,6 +175,10 @@ class Cutter:
         if part.next_observations is None:
             self._decisions.unknown_because["missing"] += int(truncated.sum())
             return part.observations[ends], np.zeros(len(ends), bool)
+        if part.next_observed is not None:
+            observed = part.next_observed[ends]
+            self._decisions.unknown_because["unrecorded"] += int((~observed & truncated).sum())
+            return part.next_observations[ends], observed
         repeated = self._repeated(part, part.next_observations, ends)
         following = going_on[ends] & ~repeated & (not self._own)
         self._decisions.unknown_because["repeated"] += int((repeated & truncated).sum())
