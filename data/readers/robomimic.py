@@ -85,7 +85,8 @@ class RobomimicSource(RecordedSource):
             raise self._refuse("missing-key", f"no 'data/demo_0', 'data/demo_1', ...; 'data' holds {present}.")
         others = [name for name in names if name not in demonstrations]
         if others:
-            self._note("other-keys", f"groups not used: {', '.join(others)}.", count=len(others))
+            message = f"'data' holds other things than 'demo_N', which are not read: {', '.join(others)}."
+            self._note("other-keys", message, Severity.WARNING, len(others))
         masks = self._masks()
         self._names = self._filtered(demonstrations, masks)
         first = self._names[0]
@@ -95,11 +96,22 @@ class RobomimicSource(RecordedSource):
         with reading(self._path, "data"):
             self._has = {key: key in self._file["data"][first] for key in ("dones", "rewards")}
             attributes = {key: text_of(value) for key, value in self._file["data"].attrs.items()}
-            counts = [self._file["data"][name].attrs.get("num_samples") for name in self._names]
-        self.n_steps = None if any(count is None for count in counts) else sum(int(count) for count in counts)
+            counts = {name: self._file["data"][name].attrs.get("num_samples") for name in demonstrations}
+        self._count_steps(counts, attributes.get("total"))
         self.findings.append(self._settings.said("'dones'" if self._has["dones"] else None))
         parts: JsonValue = {key: len(members) for key, members in masks.items()}
         self.metadata = {key: _parsed(value) for key, value in attributes.items()} | {"filter_keys": parts}
+
+    def _count_steps(self, counts: dict[str, int | None], total: JsonValue) -> None:
+        """Set n_steps. counts: steps of each demonstration in the file, as it says. total: as it says for all."""
+        known = [int(count) for count in counts.values() if count is not None]
+        if len(known) < len(counts):
+            self.n_steps = None
+            return
+        self.n_steps = sum(int(counts[name] or 0) for name in self._names)
+        if total is not None and total != sum(known):
+            message = f"'data' says {total} steps in all, and its demonstrations have {sum(known):,}: some may be lost."
+            self._note("total-differs", message, Severity.WARNING)
 
     def _masks(self) -> dict[str, list[str]]:
         with reading(self._path, "mask"):

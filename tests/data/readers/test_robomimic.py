@@ -168,6 +168,14 @@ def test_the_environment_is_kept_as_what_it_says(path):
         assert source.metadata["total"] == source.n_steps == sum(LENGTHS)
 
 
+def test_what_is_not_read_or_not_there_any_more_is_said(edited):
+    got = edited(lambda file: file.move("data/demo_3", "data/demonstration_3"))
+    assert got.trajectories.n_episodes == 11
+    assert "demonstration_3" in got.finding("other-keys").message
+    # 56 steps in all, 3 of them in the renamed one
+    assert "says 56 steps in all, and its demonstrations have 53" in got.finding("total-differs").message
+
+
 def test_rewards_are_optional(edited):
     def unreward(file: h5py.File) -> None:
         for demonstration in demonstrations(file):
