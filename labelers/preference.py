@@ -119,10 +119,11 @@ class Preference(LearningLabeler):
             held_out=found.model_dump(),
             findings=[finding.model_dump(mode="json") for finding in preferences.findings],
         )
-        if found.loss >= found.loss_of_even:
+        if found.loss + 2 * found.loss_error >= found.loss_of_even:
             warnings.warn(
-                f"preference: the loss on {found.n} held-out pairs is {found.loss:.4g}, that of always saying 'even' "
-                f"{found.loss_of_even:.4g}: nothing was learned. State more preferences.",
+                f"preference: the loss on {found.n} held-out pairs is {found.loss:.4g} (standard error "
+                f"{found.loss_error:.2g}), that of always saying 'even' {found.loss_of_even:.4g}: as far as one can "
+                "tell, nothing was learned. State more preferences.",
                 stacklevel=2,
             )
         fitted.measure(trajectories)
@@ -313,7 +314,8 @@ class FittedPreference:
 class HeldOut(Config):
     """How good predictions are, and how honest their confidence, on pairs that were not trained on.
 
-    n: how many; n_ties of them are ties. loss, loss_of_even: mean cross-entropy, and that of always saying one half.
+    n: how many; n_ties of them are ties. loss, loss_error, loss_of_even: mean cross-entropy, its standard error (0 for
+        one pair), and that of always saying one half.
     accuracy: share of untied pairs whose stated winner is the predicted one. confidence: mean probability of the
         predicted winner, there; more than the accuracy is too sure. calibration_error: mean distance between the two in
         bins of equal width in probability, weighted by pairs (Naeini et al. 2015). All None without untied pairs.
@@ -323,6 +325,7 @@ class HeldOut(Config):
     n: int
     n_ties: int
     loss: float
+    loss_error: float
     loss_of_even: float
     accuracy: float | None
     confidence: float | None
@@ -338,11 +341,13 @@ def held_out(probability: np.ndarray, first_better: np.ndarray) -> HeldOut:
     sure = np.maximum(p, 1 - p)[untied]
     place = np.minimum(((sure - 0.5) * 2 * BINS).astype(int), BINS - 1)
     apart = np.bincount(place, right - sure, BINS)
+    loss = -(first_better * np.log(p) + (1 - first_better) * np.log(1 - p))
     some = bool(untied.any())
     return HeldOut(
         n=len(p),
         n_ties=int((~untied).sum()),
-        loss=float(-(first_better * np.log(p) + (1 - first_better) * np.log(1 - p)).mean()),
+        loss=float(loss.mean()),
+        loss_error=float(loss.std() / np.sqrt(max(1, len(p) - 1))),
         loss_of_even=float(np.log(2)),
         accuracy=float(right.mean()) if some else None,
         confidence=float(sure.mean()) if some else None,
