@@ -11,6 +11,7 @@ from data.errors import ConfigurationError, DatasetError
 from data.readers.soundness import sound_blocks
 from data.trajectories import Trajectories
 from labelers.evidence import Demonstrations
+from labelers.preferences import PreferenceFile
 from pipelines.progress import bar
 from pipelines.study import SELF, SOURCE
 from pipelines.work import Work
@@ -118,6 +119,8 @@ def _check_evidence(work: Work, dataset: str, labeler: str, facts: dict[str, Fac
                 "are all finite."
             )
     spec = configuration.evidence_spec
+    if isinstance(spec, PreferenceFile):
+        spec.read()
     if isinstance(spec, Demonstrations):
         owner = spec.dataset or work.study.demonstrations_of(dataset)
         theirs = facts[dataset if owner == SELF or owner is None else owner]

@@ -16,6 +16,7 @@ from data.labels import episode_returns
 from labelers.quality import correlation
 
 if TYPE_CHECKING:
+    from data.store import StoredLabels
     from pipelines.work import Cell, Work
 
 
@@ -41,6 +42,22 @@ class LabelRow(Config):
     rewards: dict[str, JsonValue]
     returns: dict[str, JsonValue]
     convergence: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class ActionRow(Config):
+    """One set of action labels.
+
+    used: in place of the file's actions. agreement: with those, on the steps where the labeler was not shown them: the
+        explained part of their variance, or for discrete actions the share that is equal; None if it was shown all.
+    """
+
+    dataset: str
+    labeler: str
+    label_id: str
+    used: bool
+    measure: Literal["R2", "accuracy"]
+    agreement: float | None
     notes: tuple[str, ...] = ()
 
 
@@ -82,6 +99,7 @@ class Comparison(Config):
     complete: bool
     data: tuple[DataRow, ...]
     labels: tuple[LabelRow, ...]
+    actions: tuple[ActionRow, ...] = ()
     scores: tuple[ScoreRow, ...]
 
     def label_row(self, dataset: str, labeler: str) -> LabelRow:
@@ -113,7 +131,7 @@ class Comparison(Config):
 
 def compare(work: Work) -> Comparison:
     """What a study came to, from what lies in the store; label sets must be there, runs may be missing."""
-    data, labels, scores = [], [], []
+    data, labels, actions, scores = [], [], [], []
     complete = True
     for name in work.study.datasets:
         stored = work.dataset(name)
@@ -136,11 +154,9 @@ def compare(work: Work) -> Comparison:
                 score=own,
             )
         )
-        for labeler in work.study.labelers:
+        actions += [_action_row(work, name, labeler) for labeler in work.study.action_labelers]
+        for labeler in work.study.reward_labelers:
             found = work.labels(name, labeler)
-            origin = found.manifest.origin
-            raw = origin.get("raw", origin) if isinstance(origin, dict) else {}
-            notes = [n for o in (origin, raw) if isinstance(o, dict) for n in _words(o.get("notes"))]
             labels.append(
                 LabelRow(
                     dataset=name,
@@ -150,13 +166,13 @@ def compare(work: Work) -> Comparison:
                     rewards=found.manifest.rewards,
                     returns=found.manifest.returns,
                     convergence=convergence(work.diagnostics(name, labeler)),
-                    notes=tuple(dict.fromkeys(notes)),
+                    notes=_notes(found),
                 )
             )
         for algorithm in work.study.algorithms:
             cells = work.cells(name, algorithm)
             complete &= all(work.store.has_run(cell.run_id) for cell in cells)
-            for labeler in work.study.labelers:
+            for labeler in work.study.reward_labelers:
                 scores.append(_score_row(work, [cell for cell in cells if cell.labeler == labeler]))
     return Comparison(
         study=work.study.study,
@@ -164,6 +180,7 @@ def compare(work: Work) -> Comparison:
         complete=complete,
         data=tuple(data),
         labels=tuple(labels),
+        actions=tuple(actions),
         scores=tuple(scores),
     )
 
@@ -195,6 +212,39 @@ def _score_row(work: Work, cells: Sequence[Cell]) -> ScoreRow:
         n=n,
         losses={quantity: float(np.mean(values)) for quantity, values in losses.items()},
     )
+
+
+def _action_row(work: Work, dataset: str, labeler: str) -> ActionRow:
+    found, trajectories = work.labels(dataset, labeler), work.dataset(dataset).trajectories()
+    shown = work.evidence(dataset, labeler).actions
+    assert shown is not None, "labelers of actions are shown some"
+    n = trajectories.n_steps
+    rows = shown.reshape(n, -1)
+    hidden = np.isnan(rows).any(1) if trajectories.n_actions is None else (rows < 0).any(1)
+    truth = np.asarray(trajectories.actions).reshape(n, -1)[hidden]
+    labels = np.asarray(found.actions).reshape(n, -1)[hidden]
+    agreement: float | None = None
+    if len(truth) and trajectories.n_actions is not None:
+        agreement = float((truth == labels).all(1).mean())
+    elif len(truth):
+        around = ((truth - truth.mean(0, dtype=np.float64)) ** 2).sum()
+        agreement = float(1 - ((truth.astype(np.float64) - labels) ** 2).sum() / around) if around else None
+    return ActionRow(
+        dataset=dataset,
+        labeler=labeler,
+        label_id=found.id,
+        used=work.study.datasets[dataset].actions == labeler,
+        measure="R2" if trajectories.n_actions is None else "accuracy",
+        agreement=agreement,
+        notes=_notes(found),
+    )
+
+
+def _notes(found: StoredLabels) -> tuple[str, ...]:
+    """What a label set's labeler and transforms warned of."""
+    origin = found.manifest.origin
+    raw = origin.get("raw", origin) if isinstance(origin, dict) else {}
+    return tuple(dict.fromkeys(n for o in (origin, raw) if isinstance(o, dict) for n in _words(o.get("notes"))))
 
 
 def _words(value: JsonValue) -> list[str]:

@@ -60,9 +60,9 @@ def quality(
 
     work = Work(load_study(study), Home(home))
     datasets = _chosen("dataset", dataset, list(work.study.datasets))
-    labelers = _chosen("labeler", labeler, [name for name in work.study.labelers if name != against])
+    labelers = _chosen("labeler", labeler, [name for name in work.study.reward_labelers if name != against])
     if against != SOURCE:
-        _chosen("labeler", (against,), list(work.study.labelers))
+        _chosen("labeler", (against,), work.study.reward_labelers)
     if not work.is_labelled():
         raise WorkError(f"{study.name}: the labels are not there yet: `assay label {study}` makes them.")
     found: dict[str, dict[str, Quality]] = {}

@@ -66,6 +66,7 @@ class Record:
                     "dataset_digest": dataset.digest,
                     "labeler": cell.labeler,
                     "label_id": cell.label_id,
+                    "actions": work.actions_id(cell.dataset) or "of the file",
                     "algorithm": cell.algorithm,
                     "seed": cell.seed,
                     "labeler_settings": work.study.labeler(cell.labeler).model_dump(mode="json"),

@@ -139,7 +139,7 @@ def _curves(work: Work, comparison: Comparison) -> list[str]:
     sections = []
     for index, ((dataset, algorithm), _) in enumerate(_groups(comparison.scores)):
         panels: dict[str, dict[str, Curve]] = {}
-        for labeler in work.study.labelers:
+        for labeler in work.study.reward_labelers:
             frames = [
                 work.metrics(cell)
                 for cell in work.cells(dataset, algorithm)
@@ -149,7 +149,7 @@ def _curves(work: Work, comparison: Comparison) -> list[str]:
                 if quantity != "step" and (curve := _curve(frames, quantity)) is not None:
                     panels.setdefault(quantity, {})[labeler] = curve
         if panels:
-            figure = figures.curves(panels, figures.colours(list(work.study.labelers)), key=f"curves{index}")
+            figure = figures.curves(panels, figures.colours(work.study.reward_labelers), key=f"curves{index}")
             sections.append(
                 f"<h2>Training: {html.escape(algorithm)} on {html.escape(dataset)}</h2>"
                 f'<p class="soft">Mean over seeds, with their range.</p>{figure}'
@@ -171,7 +171,7 @@ def _curve(frames: Sequence[pl.DataFrame], quantity: str) -> Curve | None:
 
 def _labels(work: Work, comparison: Comparison) -> list[str]:
     sections = []
-    colours = figures.colours(list(work.study.labelers))
+    colours = figures.colours(work.study.reward_labelers)
     for index, dataset in enumerate(work.study.datasets):
         stored = work.dataset(dataset)
         offsets = stored.trajectories().offsets
@@ -199,6 +199,12 @@ def _labels(work: Work, comparison: Comparison) -> list[str]:
                 key = f"convergence{index}n{place}"
                 part.append(figures.diagnostics(pl.DataFrame(varying), lengths, colours[row.labeler], key))
         notes = [f"{row.labeler}: {note}" for row in rows for note in row.notes]
+        notes += [
+            f"actions by {row.labeler} ({'trained on' if row.used else 'not used'}): {row.measure} "
+            f"{number(row.agreement)} with those of the file where they were not shown"
+            for row in comparison.actions
+            if row.dataset == dataset
+        ]
         part += [f'<p class="soft">{html.escape(note)}</p>' for note in notes]
         sections.append("\n".join(part))
     return sections

@@ -46,11 +46,14 @@ class Dataset(SourceFile):
     """What is labelled and trained on.
 
     demonstrations: the dataset that labelers imitate unless they name another.
+    actions: the labeler of actions whose labels stand in for the actions of the file, in training and for all labelers
+        of rewards.
     environment: id in gymnasium, where policies are rolled out; without it there are losses and label statistics only.
     reference: name in the table of D4RL reference scores; without it scores are plain returns.
     """
 
     demonstrations: Name | None = None
+    actions: Name | None = None
     environment: str | None = None
     reference: str | None = None
 
@@ -67,9 +70,9 @@ class Tracking(Config):
 
 
 class Study(Config):
-    """All that a study file says. Every labeler labels every dataset; every algorithm trains on every label set.
+    """All that a study file says. Every labeler labels every dataset; every algorithm trains on every set of rewards.
 
-    transforms: for every labeler that names none of its own. device: auto, cpu, cuda or cuda:1.
+    transforms: for every labeler of rewards that names none of its own. device: auto, cpu, cuda or cuda:1.
     """
 
     study: Name
@@ -88,10 +91,20 @@ class Study(Config):
         """Every source file by name: datasets, then demonstrations."""
         return {**self.datasets, **self.demonstrations}
 
+    @property
+    def reward_labelers(self) -> list[str]:
+        """Names of the labelers that say what steps are worth: those that are compared."""
+        return [name for name, labeler in self.labelers.items() if labeler.column == "rewards"]
+
+    @property
+    def action_labelers(self) -> list[str]:
+        """Names of the labelers that say what was done."""
+        return [name for name, labeler in self.labelers.items() if labeler.column == "actions"]
+
     def labeler(self, name: str) -> AnyLabeler:
         """A labeler with the transforms that it is used with."""
         labeler = self.labelers[name]
-        own = "transforms" in labeler.model_fields_set
+        own = "transforms" in labeler.model_fields_set or labeler.column == "actions"
         return labeler if own else labeler.model_copy(update={"transforms": self.transforms})
 
     def demonstrations_of(self, dataset: str) -> str | None:
@@ -100,9 +113,9 @@ class Study(Config):
         return entry.demonstrations if isinstance(entry, Dataset) else None
 
     def labeling_order(self) -> list[str]:
-        """Labelers so that whatever looks at another's labels comes after it."""
+        """Labelers so that whatever looks at another's labels comes after it; those of actions come first."""
         order: list[str] = []
-        waiting = list(self.labelers)
+        waiting = [*self.action_labelers, *self.reward_labelers]
         while waiting:
             ready = [name for name in waiting if set(self._labelers_named_by(name)) <= set(order)]
             assert ready, "problems() finds circles"
@@ -117,9 +130,18 @@ class Study(Config):
         for name, dataset in self.datasets.items():
             if dataset.demonstrations is not None and dataset.demonstrations not in self.files():
                 yield ("datasets", name, "demonstrations"), _unknown("dataset", dataset.demonstrations, self.files())
+            if dataset.actions is not None and dataset.actions not in self.action_labelers:
+                yield (
+                    ("datasets", name, "actions"),
+                    _unknown("labeler of actions", dataset.actions, self.action_labelers),
+                )
+        if self.algorithms and not self.reward_labelers:
+            yield ("labelers",), "no labeler gives rewards: there is nothing to train on."
         for name, labeler in self.labelers.items():
             if name == SOURCE and labeler.kind != SOURCE:
                 yield ("labelers", name), "the name 'source' means the rewards of the file: give this labeler another."
+            if labeler.column == "actions" and labeler.transforms:
+                yield ("labelers", name, "transforms"), f"'{name}' labels actions: transforms are for rewards."
             yield from self._evidence_problems(name)
         if doubles := sorted({s for s in self.seeds if self.seeds.count(s) > 1}):
             yield ("seeds",), f"seed {doubles[0]} is there twice."
@@ -141,7 +163,7 @@ class Study(Config):
             elif owner != SELF and owner not in self.files():
                 yield place, _unknown("dataset", owner, [SELF, *self.files()])
             if reference.labels is not None:
-                known = [SOURCE, *(n for n in self.labelers if n not in (name, SOURCE))]
+                known = [SOURCE, *(n for n in self.reward_labelers if n not in (name, SOURCE))]
                 if reference.labels not in known:
                     yield place, _unknown("label set", reference.labels, known)
                 elif reference.labels != SOURCE and owner != SELF and owner not in self.datasets:
@@ -187,14 +209,12 @@ def load_study(path: Path) -> Study:
     if problems := list(study.problems()):
         raise ConfigurationError("\n".join(page.say(place, message) for place, message in problems))
     here = path.resolve().parent
-    return study.model_copy(
-        update={
-            group: {
-                n: f.model_copy(update={"path": here / f.path.expanduser()}) for n, f in getattr(study, group).items()
-            }
-            for group in ("datasets", "demonstrations")
-        }
-    )
+    files = {
+        group: {n: f.model_copy(update={"path": here / f.path.expanduser()}) for n, f in getattr(study, group).items()}
+        for group in ("datasets", "demonstrations")
+    }
+    labelers = {name: labeler.beside(here) for name, labeler in study.labelers.items()}
+    return study.model_copy(update={**files, "labelers": labelers})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ def comparison_table(comparison: Comparison, dataset: str) -> Table:
     table = Table(
         title=f"{dataset}: {data.n_episodes:,} episodes, {data.n_steps:,} steps",
         title_justify="left",
-        caption="\n".join([*_how_labelling_went(labels), _caption(data.unit, data.score)]),
+        caption="\n".join(
+            [*_actions(comparison, dataset), *_how_labelling_went(labels), _caption(data.unit, data.score)]
+        ),
         caption_justify="left",
         header_style="bold",
         pad_edge=False,
@@ -70,6 +72,17 @@ def _correlations(label: LabelRow) -> tuple[float | None, ...]:
         return (None,) * 4
     found = label.agreement
     return found.pearson_steps, found.spearman_steps, found.pearson_returns, found.spearman_returns
+
+
+def _actions(comparison: Comparison, dataset: str) -> list[str]:
+    """How action labels agree with the actions of the file, where the labeler was not shown those."""
+    said = []
+    for row in comparison.actions:
+        if row.dataset == dataset:
+            use = "trained on" if row.used else "not used"
+            said.append(f"actions by {row.labeler} ({use}): {row.measure} {number(row.agreement)} where not shown")
+            said += [f"{row.labeler}: {note}" for note in row.notes]
+    return said
 
 
 def _how_labelling_went(labels: Sequence[LabelRow]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from data.labels import AnyLabels, Labels, label_id
 from data.readers import recognise
 from data.readers.reader import Reader
 from data.store import Store, StoredDataset, StoredLabels
-from data.trajectories import Trajectories
+from data.trajectories import Column, Trajectories
 from labelers.evidence import NOTHING, Evidence
 from labelers.labeler import FittedLabeler
 from pipelines.comparison import Comparison
@@ -89,6 +89,9 @@ class Work:
     def id(self) -> str:
         """Identity of the study, known before any work: what it says and the content of its files."""
         said = self.study.model_dump(mode="json", exclude={"tracking", "device", "datasets", "demonstrations"})
+        for name, labeler in self.study.labelers.items():
+            if labeler.evidence_spec is not None:
+                said["labelers"][name][labeler.evidence_field] = labeler.evidence_spec.identity()
         datasets = {
             name: {"ingest": self.ingest_key(name), **entry.model_dump(mode="json", exclude={"path", "reader"})}
             for name, entry in self.study.datasets.items()
@@ -142,15 +145,34 @@ class Work:
             raw = self._source_labels_or_refuse(dataset)
         else:
             evidence = self.evidence(dataset, labeler).digest
+            if (actions := self.actions_id(dataset, labeler)) is not None:
+                evidence = digest_of({"evidence": evidence, "actions": actions})
             raw = label_id(digest, configuration.identity(), configuration.version, evidence)
         if not configuration.transforms:
             return LabelIds(raw, raw)
         return LabelIds(raw, label_id(digest, self._transformed(labeler), 1, raw))
 
+    def actions_id(self, dataset: str, labeler: str | None = None) -> str | None:
+        """Id of the action labels in place of a dataset's own: in training, and for a labeler unless it makes them."""
+        named = self.study.datasets[dataset].actions if dataset in self.study.datasets else None
+        if named is None or (labeler is not None and self.study.labelers[labeler].column == "actions"):
+            return None
+        return self.label_ids(dataset, named).final
+
+    def trajectories(self, dataset: str, labeler: str | None = None) -> Trajectories:
+        """A dataset as it is trained on, or as a labeler sees it: with action labels in place of actions, if it has."""
+        trajectories, actions = self.dataset(dataset).trajectories(), self._action_labels(dataset, labeler)
+        return trajectories if actions is None else replace(trajectories, actions=actions)
+
+    def _action_labels(self, dataset: str, labeler: str | None = None) -> Column | None:
+        label = self.actions_id(dataset, labeler)
+        return None if label is None else self.store.labels(self.dataset(dataset).digest, label).actions
+
     def cells(self, dataset: str, algorithm: str) -> list[Cell]:
         """The runs of one dataset and algorithm: one population. Label sets need not be there, their evidence must."""
         cells = []
-        for labeler in self.study.labelers:
+        actions = self.actions_id(dataset)
+        for labeler in self.study.reward_labelers:
             label = self.label_ids(dataset, labeler).final
             for seed in self.study.seeds:
                 identity: dict[str, JsonValue] = {
@@ -160,6 +182,7 @@ class Work:
                     "training": self.study.training.model_dump(mode="json"),
                     "seed": seed,
                     "evaluation": self._evaluation(dataset),
+                    **({} if actions is None else {"actions": actions}),
                 }
                 cells.append(Cell(dataset, algorithm, labeler, seed, label, digest_of(identity)))
         return cells
@@ -187,7 +210,8 @@ class Work:
         files = self.study.files()
         n_ingested = sum(self.ingested(name) is not None for name in files)
         n_sets = len(self.study.datasets) * len(self.study.labelers)
-        n_runs = n_sets * len(self.study.algorithms) * len(self.study.seeds)
+        n_populations = len(self.study.datasets) * len(self.study.algorithms)
+        n_runs = n_populations * len(self.study.reward_labelers) * len(self.study.seeds)
         n_labelled = self._labelled() if n_ingested == len(files) else 0
         n_trained = sum(self.store.has_run(c.run_id) for c in self.all_cells()) if n_labelled == n_sets else 0
         return (
@@ -288,8 +312,10 @@ class Work:
                 "digest": evidence.digest,
                 "named": None if spec is None else spec.model_dump(mode="json"),
             },
+            "actions": self.actions_id(dataset, labeler),
         }
         fitted: list[FittedLabeler] = []
+        actions = self._action_labels(dataset, labeler)
         started = time.perf_counter()
         with (
             bar(f"label {dataset} with {labeler}", stored.manifest.n_episodes, "episodes") as progress,
@@ -299,7 +325,10 @@ class Work:
 
             def make(index: int, shard: Trajectories, steps: slice) -> AnyLabels:
                 if not fitted:
-                    fitted.append(configuration.fit(stored.trajectories(), evidence, device=self.device))
+                    trajectories = self.trajectories(dataset, labeler)
+                    fitted.append(configuration.fit(trajectories, evidence, device=self.device))
+                if actions is not None:
+                    shard = replace(shard, actions=actions[steps])
                 known = None if evidence.known is None else evidence.known[steps]
                 labels = fitted[0].label(shard, known, progress)
                 # The manifest is written after the last shard: it takes up what is known by then.
@@ -344,7 +373,7 @@ class Work:
         with bar(f"train {title}", training.steps, "steps") as progress:
             trained = train(
                 learner,
-                stored.trajectories(),
+                self.trajectories(dataset),
                 [Member(cell.run_id, rewards[cell.label_id], cell.seed) for cell in members],
                 training,
                 device=self.device,
