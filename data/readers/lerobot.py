@@ -9,7 +9,8 @@
 Observations are the features `observation` and `observation.*`, actions `action`, rewards `next.reward`. Pictures, as
 video files or as images in the rows, are not read: a dataset that has some is refused unless they are left out, by
 the setting `videos` or by choosing other keys. The observation after an episode's last step is never recorded.
-`next.done` and `next.success` mark that an episode ended, not how: see the setting `ends`.
+`next.done` and `next.success` mark that an episode ended, not how: see the setting `ends`. Datasets that assay wrote say
+both, and what actions are, in `meta/assay.parquet` and `meta/assay.json`.
 (Cadene et al. 2024, github.com/huggingface/lerobot, `LeRobotDataset`.)
 """
 
@@ -34,6 +35,7 @@ from data.readers.reader import Space
 from data.readers.recorded import Episode, MarkedReader, RecordedSource
 
 INFO, EPISODES = "meta/info.json", "meta/episodes"
+ENDS, BESIDE = "meta/assay.parquet", "meta/assay.json"
 ACTION, REWARD, MARKS = "action", "next.reward", ("next.done", "next.success")
 PLACE = ("episode_index", "frame_index")
 KNOWN = (ACTION, REWARD, *MARKS, *PLACE, "timestamp", "index", "task_index")
@@ -88,6 +90,13 @@ class Entry(pydantic.BaseModel):
     file_index: int = Field(default=0, alias="data/file_index")
 
 
+class Beside(pydantic.BaseModel):
+    """What assay writes beside: `n_actions` and `action_bounds` of `Trajectories`."""
+
+    n_actions: tuple[int, ...] | None = None
+    bounds: tuple[float, float] | None = None
+
+
 class LeRobotSource(RecordedSource):
     """An opened LeRobot dataset."""
 
@@ -108,7 +117,9 @@ class LeRobotSource(RecordedSource):
         self._entries = self._read_entries()
         self.n_steps = self._info.total_frames
         tasks: JsonValue = dict(Counter(task for entry in self._entries for task in entry.tasks))
-        self.metadata = raw | {"tasks": tasks}
+        beside = read_json(path / BESIDE, BESIDE) if (path / BESIDE).exists() else {}
+        self._beside = _validated(Beside, beside, BESIDE)
+        self.metadata = raw | beside | {"tasks": tasks}
         self._understand_features()
 
     def close(self) -> None:
@@ -161,9 +172,12 @@ class LeRobotSource(RecordedSource):
             dtype = np.dtype(action.dtype)
         except TypeError:
             raise self._refuse("actions-dtype", f"'{ACTION}' is {action.dtype}: expected numbers.") from None
-        self._understand_actions(self._settings, action.shape, dtype)
+        beside = self._beside
+        self._understand_actions(self._settings, action.shape, dtype, beside.n_actions, beside.bounds)
         self._marks = [key for key in MARKS if key in features]
-        self.findings.append(self._settings.said(" and ".join(f"'{key}'" for key in self._marks) or None))
+        self._says_ends = (self._path / ENDS).exists()
+        if not self._says_ends:
+            self.findings.append(self._settings.said(" and ".join(f"'{key}'" for key in self._marks) or None))
         others = [key for key in features if key not in KNOWN and not _is_observation(key)]
         if others:
             self._note("other-keys", f"features not used: {', '.join(others)}.", count=len(others))
@@ -251,6 +265,7 @@ class LeRobotSource(RecordedSource):
                     rewards=values.get(REWARD),
                     terminations=terminations,
                     truncations=truncations,
+                    marks=" or ".join(self._marks),
                 )
             extra, _ = next(tables, (None, None))
             if extra is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
@@ -144,27 +145,22 @@ class MinariSource(RecordedSource):
         total, found = self.metadata.get("total_episodes"), len(self._storage.episodes)
         steps = self.metadata.get("total_steps")
         self.n_steps = steps if isinstance(steps, int) else None
-        missing = sorted(set(range(self._storage.episodes[-1] + 1)) - set(self._storage.episodes))
+        present = set(self._storage.episodes)
+        n_missing = self._storage.episodes[-1] + 1 - found
+        gaps = islice((n for n in count() if n not in present), min(n_missing, PLACES))
+        missing = f"{', '.join(map(str, gaps))}{', ...' if n_missing > PLACES else ''}"
         if isinstance(total, int) and found < total:
-            lacking = f"; missing: {', '.join(map(str, missing[:PLACES]))}" if missing else ""
+            lacking = f"; missing: {missing}" if missing else ""
             raise self._refuse(
                 "missing-episodes",
                 f"'{METADATA}' says {total:,} episodes and {found:,} are there{lacking}. Download or make it again.",
             )
         if isinstance(total, int) and found > total:
-            self._note(
-                "more-episodes",
-                f"'{METADATA}' says {total:,} episodes and {found:,} are there: all are read.",
-                Severity.WARNING,
-            )
-        if missing:
-            self._note(
-                "gaps-in-numbers",
-                f"there is no episode {', '.join(map(str, missing[:PLACES]))}{' ...' if missing[PLACES:] else ''}: "
-                "episodes are counted without them.",
-                Severity.WARNING,
-                len(missing),
-            )
+            message = f"'{METADATA}' says {total:,} episodes and {found:,} are there: all are read."
+            self._note("more-episodes", message, Severity.WARNING)
+        if n_missing:
+            message = f"there is no episode {missing}: episodes are counted without them."
+            self._note("gaps-in-numbers", message, Severity.WARNING, n_missing)
 
     def _understand_space(self, space: MinariSpace | None) -> None:
         """What actions are, by their space. `_start` is subtracted from discrete ones."""

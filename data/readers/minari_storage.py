@@ -216,7 +216,7 @@ def decoded(where: str, pictures: Sequence[bytes | None], space: Space) -> np.nd
 
     where: for messages. space: what they are declared to be. Raises DatasetError, naming the step, if one is not that.
     """
-    rows = np.empty((len(pictures), *space.shape), np.uint8)
+    rows = []
     for step, picture in enumerate(pictures):
         try:
             with Image.open(io.BytesIO(picture or b"")) as image:
@@ -226,8 +226,8 @@ def decoded(where: str, pictures: Sequence[bytes | None], space: Space) -> np.nd
         if values.shape != space.shape:
             found = f"has shape {values.shape}; declared {space.shape}"
             raise DatasetError(f"{where}: the picture of step {step} {found}.")
-        rows[step] = values
-    return rows
+        rows.append(values)
+    return np.array(rows, np.uint8).reshape(len(rows), *space.shape)
 
 
 def _table(file: Path, name: str) -> pa.Table:

@@ -64,7 +64,8 @@ class Episode:
 
     name: as the source calls it (`demo_3`). observations: one array for each key that is read, [T + 1, ...], or
     [T, ...] if the observation after the last step was not recorded. actions: [T, ...]. rewards: [T], or None if the
-    source has none (then no episode has any). terminations, truncations: [T] flags, 0 or 1.
+    source has none (then no episode has any). terminations, truncations: [T] flags, 0 or 1. marks: what the source
+    calls the one column that both are made of, if it has no two.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Episode:
     rewards: np.ndarray | None
     terminations: np.ndarray
     truncations: np.ndarray
+    marks: str | None = None
 
 
 class RecordedSource(ABC):
@@ -242,7 +244,8 @@ class Packer:
         values = self._column(episode, key)
         wrong = np.flatnonzero((values != 0) & (values != 1))
         if len(wrong):
-            raise self._wrong(episode, f"'{key}' is {values[wrong[0]]} at step {wrong[0]:,}: flags are 0 or 1")
+            name = episode.marks or key
+            raise self._wrong(episode, f"'{name}' is {values[wrong[0]]} at step {wrong[0]:,}: flags are 0 or 1")
         flags: np.ndarray = values == 1
         return flags
 
@@ -250,8 +253,9 @@ class Packer:
         values: np.ndarray = getattr(episode, key)
         n = len(episode.actions)
         if values.shape not in ((n,), (n, 1)) or values.dtype.kind not in "fiub":
+            name = key if key == "rewards" else episode.marks or key
             expected = f"expected numbers of shape ({n},), one for each action"
-            raise self._wrong(episode, f"'{key}' is {values.dtype} of shape {values.shape}; {expected}")
+            raise self._wrong(episode, f"'{name}' is {values.dtype} of shape {values.shape}; {expected}")
         return values.reshape(n)
 
     def _wrong(self, episode: Episode, message: str) -> DatasetError:

@@ -193,6 +193,7 @@ class RobomimicSource(RecordedSource):
                 rewards=self._values(name, "rewards") if self._has["rewards"] else None,
                 terminations=terminations,
                 truncations=truncations,
+                marks="dones",
             )
         if self._n_not_own:
             self._note(

@@ -338,6 +338,16 @@ def test_missing_episodes_are_refused_by_number(create, data_format):
         Minari().open(path)
 
 
+def test_gaps_in_the_numbers_of_episodes_are_said(create):
+    path = create()
+    with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
+        file.move("episode_2", "episode_999999999999")
+    got = read_path(Minari(), path)
+    assert got.trajectories.lengths.tolist() == list(LENGTHS)
+    found = got.finding("gaps-in-numbers")
+    assert "no episode 2, 3, 4, 5, 6, ...:" in found.message and found.count == 999_999_999_997
+
+
 def test_episodes_without_steps_are_left_out_and_counted(create):
     path = create()
     with h5py.File(path / "data" / "main_data.hdf5", "a") as file:

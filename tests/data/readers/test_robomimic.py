@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from data.errors import DatasetError
 from data.readers.reader import RefusedError
 from data.readers.robomimic import Robomimic
 from tests.data.readers.reading import Read, read_path
@@ -66,6 +67,15 @@ def test_marks_of_success_before_the_end_do_not_cut(edited):
     got = edited(lambda file: replace(file["data/demo_1"], "dones", [0, 0, 1, 1, 1, 1]))
     assert got.trajectories.lengths.tolist() == list(LENGTHS)
     assert "demo_1" in got.finding("flags-inside").message
+
+
+@pytest.mark.parametrize("ends", ["truncated", "terminated"])
+@pytest.mark.parametrize(
+    ("dones", "message"), [([0, 0, 0.5], "'dones' is 0.5 at step 2"), ([0, 1], "'dones' is int64")]
+)
+def test_marks_that_cannot_be_right_are_named(edited, ends, dones, message):
+    with pytest.raises(DatasetError, match=rf"^demonstrations\.hdf5: demo_3: {message}"):
+        edited(lambda file: replace(file["data/demo_3"], "dones", dones), ends=ends)
 
 
 def test_without_any_marks_the_setting_speaks_of_every_end(edited):
