@@ -1,4 +1,4 @@
-"""How well rewards are learned from preferences: `python -m benchmarks.preferences FILE... [--pairs 500] [--model mlp]`.
+"""How well rewards are learned from preferences: `python -m benchmarks.preferences FILE... [--pairs 500]`.
 
 Each file is read, an annotator states preferences by the file's own rewards, `preference` learns from them alone, and
 its labels are compared with the file's rewards.

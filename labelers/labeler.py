@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import safetensors
@@ -91,6 +91,11 @@ class Labeler(Config):
         """Every dataset and label set that this labeler will look up."""
         spec = self.evidence_spec
         return [] if spec is None or self.evidence_field is None else spec.references(self.evidence_field)
+
+    def beside(self, folder: Path) -> Self:
+        """The same, with relative paths in its evidence taken from `folder`."""
+        spec, field = self.evidence_spec, self.evidence_field
+        return self if spec is None or field is None else self.model_copy(update={field: spec.beside(folder)})
 
     def identity(self) -> dict[str, JsonValue]:
         """The configuration as it enters the label id: without evidence, known by content, and without transforms."""

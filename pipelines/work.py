@@ -33,7 +33,7 @@ from data.readers.reader import Reader
 from data.store import Store, StoredDataset, StoredLabels
 from data.trajectories import Column, Trajectories
 from labelers.evidence import NOTHING, Evidence
-from labelers.labeler import FittedLabeler
+from labelers.labeler import FittedLabeler, LearnedLabeler
 from pipelines.comparison import Comparison
 from pipelines.home import Home, write_whole
 from pipelines.progress import bar
@@ -332,6 +332,8 @@ class Work:
                 known = None if evidence.known is None else evidence.known[steps]
                 labels = fitted[0].label(shard, known, progress)
                 # The manifest is written after the last shard: it takes up what is known by then.
+                if isinstance(fitted[0], LearnedLabeler):
+                    origin["report"] = fitted[0].report
                 origin["seconds"] = round(time.perf_counter() - started, 3)
                 origin["notes"] = list[JsonValue](sorted({str(w.message) for w in caught}))
                 return labels
