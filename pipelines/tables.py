@@ -28,17 +28,9 @@ def comparison_table(comparison: Comparison, dataset: str) -> Table:
     data = next(row for row in comparison.data if row.dataset == dataset)
     labels = [row for row in comparison.labels if row.dataset == dataset]
     algorithms = list(dict.fromkeys(row.algorithm for row in comparison.scores if row.dataset == dataset))
-    table = Table(
-        title=f"{dataset}: {data.n_episodes:,} episodes, {data.n_steps:,} steps",
-        title_justify="left",
-        caption="\n".join(
-            [*_actions(comparison, dataset), *_how_labelling_went(labels), _caption(data.unit, data.score)]
-        ),
-        caption_justify="left",
-        header_style="bold",
-        pad_edge=False,
-        box=None,
-        padding=(0, 1),
+    table = _table(
+        f"{dataset}: {data.n_episodes:,} episodes, {data.n_steps:,} steps",
+        [*_actions(comparison, dataset), *_how_labelling_went(labels), _caption(data.unit, data.score)],
     )
     table.add_column("\nlabeler", no_wrap=True)
     score = "score" if data.unit else ""
@@ -65,6 +57,20 @@ def comparison_table(comparison: Comparison, dataset: str) -> Table:
             first = (label.labeler, correlations) if place == 0 else ("", [""] * len(correlations))
             table.add_row(first[0], *named, score_text(row), str(row.n), *first[1])
     return table
+
+
+def _table(title: str, caption: Sequence[str]) -> Table:
+    """An empty table, plain, with lines below."""
+    return Table(
+        title=title,
+        title_justify="left",
+        caption="\n".join(caption),
+        caption_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        box=None,
+        padding=(0, 1),
+    )
 
 
 def _correlations(label: LabelRow) -> tuple[float | None, ...]:
@@ -107,22 +113,14 @@ def quality_table(dataset: str, against: str, found: Mapping[str, Quality]) -> T
     for labeler, quality in found.items():
         for note in quality.notes:
             notes.setdefault(note, []).append(labeler)
-    table = Table(
-        title=f"{dataset}: label sets against {against}",
-        title_justify="left",
-        caption="\n".join(
-            [
-                *(f"{', '.join(labelers)}: {note}" for note, labelers in notes.items()),
-                "inside: of the steps of one episode, mean over episodes",
-                "STARC: distance as rewards for planning, 0 the same to 1 opposite",
-                "varies: part of the variance left among steps in similar states",
-            ]
-        ),
-        caption_justify="left",
-        header_style="bold",
-        pad_edge=False,
-        box=None,
-        padding=(0, 1),
+    table = _table(
+        f"{dataset}: label sets against {against}",
+        [
+            *(f"{', '.join(labelers)}: {note}" for note, labelers in notes.items()),
+            "inside: of the steps of one episode, mean over episodes",
+            "STARC: distance as rewards for planning, 0 the same to 1 opposite",
+            "varies: part of the variance left among steps in similar states",
+        ],
     )
     table.add_column("\nlabeler", no_wrap=True)
     for title in ("Pearson\nsteps", "Spearman\nsteps", "Spearman\nreturns", "Spearman\ninside", "\nSTARC", "\nvaries"):
