@@ -94,6 +94,52 @@ def quality(
     return 0
 
 
+@app.command
+def export(
+    study: Path,
+    labeler: str,
+    path: Path,
+    *,
+    dataset: str | None = None,
+    home: Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME")] = Path(".assay"),
+) -> int:
+    """Write the rewards of a label set as a Parquet table: episode, step, reward, and the dataset they are for.
+
+    The labeler `recorded` reads such a table, so that anyone's own rewards can join a study.
+
+    Parameters
+    ----------
+    study
+        Study file; its labels must have been made (`assay label`).
+    labeler
+        Labeler of the study.
+    path
+        File to write; it must not exist.
+    dataset
+        Dataset of the study; needed if there are several.
+    home
+        Folder that everything is written to.
+    """
+    from labelers.recorded import write_reward_file
+    from pipelines.home import Home
+    from pipelines.study import load_study
+    from pipelines.work import Work
+
+    work = Work(load_study(study), Home(home))
+    _chosen("labeler", (labeler,), work.study.reward_labelers)
+    (name, *others) = _chosen("dataset", (dataset,) if dataset else (), list(work.study.datasets))
+    if others:
+        raise ConfigurationError(f"{study.name} has several datasets: say which by --dataset.")
+    if not work.is_labelled():
+        raise WorkError(f"{study.name}: the labels are not there yet: `assay label {study}` makes them.")
+    try:
+        write_reward_file(path, _labels(work, name, labeler), work.dataset(name).trajectories())
+    except FileExistsError as error:
+        raise ConfigurationError(f"{path}: it exists already, and is left as it is.") from error
+    print(path)
+    return 0
+
+
 def _labels(work: Work, dataset: str, labeler: str) -> np.ndarray:
     import numpy as np
 

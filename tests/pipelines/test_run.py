@@ -15,6 +15,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import polars as pl
 import pytest
 
 from pipelines.cli import _main
@@ -169,6 +170,19 @@ def test_label_quality_is_told_before_training(finished: Finished, tmp_path: Pat
     assert "replay: label sets against zero" in capsys.readouterr().out
     assert _main(["labels", "quality", str(study), "--home", str(home), "--labeler", "zeros"]) == 2
     assert "There is: zero, transport" in capsys.readouterr().err
+
+
+def test_labels_leave_as_a_table_and_come_back(finished: Finished, tmp_path: Path, capsys: Capture) -> None:
+    study, home, _ = finished
+    command = ["labels", "export", str(study), "transport", str(tmp_path / "mine.parquet"), "--home", str(home)]
+    assert _main(command) == 0
+    assert _main(command) == 2
+    assert "it exists already" in capsys.readouterr().err
+    work = Work(load_study(study), Home(home))
+    trajectories = work.dataset("replay").trajectories()
+    table = pl.read_parquet(tmp_path / "mine.parquet")
+    assert table["reward"].to_numpy().tobytes() == np.asarray(work.labels("replay", "transport").rewards).tobytes()
+    assert table["episode"].to_list() == trajectories.episode_index.tolist()
 
 
 def test_from_an_empty_store_everything_is_the_same_to_the_bit(finished: Finished, tmp_path: Path) -> None:
