@@ -9,8 +9,8 @@
 Observations are the features `observation` and `observation.*`, actions `action`, rewards `next.reward`. Pictures, as
 video files or as images in the rows, are not read: a dataset that has some is refused unless they are left out, by
 the setting `videos` or by choosing other keys. The observation after an episode's last step is never recorded.
-`next.done` and `next.success` mark that an episode ended, not how: see the setting `ends`. Datasets that assay wrote say
-both, and what actions are, in `meta/assay.parquet` and `meta/assay.json`.
+`next.done` and `next.success` mark that an episode ended, not how: see the setting `ends`. Datasets that assay wrote
+say both, and what actions are, in `meta/assay.parquet` and `meta/assay.json`.
 (Cadene et al. 2024, github.com/huggingface/lerobot, `LeRobotDataset`.)
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -35,7 +36,7 @@ from data.readers.reader import Space
 from data.readers.recorded import Episode, MarkedReader, RecordedSource
 
 INFO, EPISODES = "meta/info.json", "meta/episodes"
-ENDS, BESIDE = "meta/assay.parquet", "meta/assay.json"
+ENDS, FINAL, BESIDE = "meta/assay.parquet", "final_observation", "meta/assay.json"
 ACTION, REWARD, MARKS = "action", "next.reward", ("next.done", "next.success")
 PLACE = ("episode_index", "frame_index")
 KNOWN = (ACTION, REWARD, *MARKS, *PLACE, "timestamp", "index", "task_index")
@@ -95,6 +96,16 @@ class Beside(pydantic.BaseModel):
 
     n_actions: tuple[int, ...] | None = None
     bounds: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """One row of `ENDS`. final: [1, ...] the observation after the last step, None where it was not recorded."""
+
+    episode: int
+    terminated: bool
+    truncated: bool
+    final: np.ndarray | None
 
 
 class LeRobotSource(RecordedSource):
@@ -251,16 +262,25 @@ class LeRobotSource(RecordedSource):
     def _episodes(self) -> Iterator[Episode]:
         features = self._info.features
         read = [*self._observations.keys, ACTION, *([REWARD] if REWARD in features else []), *self._marks]
+        ends = self._ends()
         for file, entries in self._files():
             tables = self._tables(file, [*read, *PLACE])
             for entry in entries:
                 table = self._rows_of(file, entry, *next(tables, (None, None)))
                 values = {key: column_values(file, key, table.column(key), features[key].shape) for key in read}
-                marks = np.any([values[key].reshape(-1) for key in self._marks], axis=0) if self._marks else None
-                terminations, truncations = self._settings.flags(marks, len(values[ACTION]))
+                observations = {key: values[key] for key in self._observations.keys}
+                if self._says_ends:
+                    end = self._end_of(entry, next(ends, None))
+                    last = np.arange(entry.length) == entry.length - 1
+                    terminations, truncations = last & end.terminated, last & end.truncated
+                    if end.final is not None:
+                        observations = {key: np.concatenate([rows, end.final]) for key, rows in observations.items()}
+                else:
+                    marks = np.any([values[key].reshape(-1) for key in self._marks], axis=0) if self._marks else None
+                    terminations, truncations = self._settings.flags(marks, len(values[ACTION]))
                 yield Episode(
                     name=f"episode {entry.episode_index}",
-                    observations={key: values[key] for key in self._observations.keys},
+                    observations=observations,
                     actions=values[ACTION],
                     rewards=values.get(REWARD),
                     terminations=terminations,
@@ -270,6 +290,30 @@ class LeRobotSource(RecordedSource):
             extra, _ = next(tables, (None, None))
             if extra is not None:
                 raise DatasetError(f"{file}: holds episode {extra}, which '{EPISODES}' does not list there.")
+
+    def _ends(self) -> Iterator[_End]:
+        """How each episode ended, in order, as assay wrote it; nothing if it did not write the dataset."""
+        if not self._says_ends:
+            return
+        shape = self._info.features[self._observations.keys[0]].shape
+        flags = ("episode_index", "terminated", "truncated")
+        for batch in self._batches(ENDS, [*flags, FINAL]):
+            rows = [column_values(ENDS, key, batch.column(key), ()) for key in flags]
+            finals = batch.column(FINAL)
+            known = finals.is_valid().to_numpy(zero_copy_only=False)
+            values = iter(column_values(ENDS, FINAL, finals.drop_null(), shape)[:, None])
+            for episode, terminated, truncated, is_known in zip(*rows, known, strict=True):
+                yield _End(int(episode), bool(terminated), bool(truncated), next(values) if is_known else None)
+
+    def _end_of(self, entry: Entry, end: _End | None) -> _End:
+        if end is None or end.episode != entry.episode_index:
+            found = "says nothing of it" if end is None else f"goes on with episode {end.episode}"
+            raise self._refuse(
+                "stale-ends",
+                f"'{EPISODES}' lists episode {entry.episode_index} where '{ENDS}' {found}: episodes were changed since "
+                f"it was written. Delete '{ENDS}'; how episodes ended is then not known.",
+            )
+        return end
 
     def _rows_of(self, file: str, entry: Entry, episode: int | None, table: pa.Table | None) -> pa.Table:
         """The rows that come next in a file. Raises DatasetError unless they are all those of `entry`, in order."""

