@@ -41,8 +41,9 @@ class FittedLabeler(Protocol):
     ) -> AnyLabels:
         """One finite float32 reward for each step; or one action, from the labelers whose `column` is actions.
 
-        known: what the evidence says of just these steps, `Evidence.known`; None if that is nothing. The answer for an episode depends on that episode and its known rewards alone: any sharding and any
-        order of episodes give the same labels.
+        known: what the evidence says of just these steps, `Evidence.known`; None if that is nothing.
+        The answer for an episode depends on that episode and what is known of it alone: any sharding and any order of
+        episodes give the same labels.
         """
 
 

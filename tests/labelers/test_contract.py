@@ -25,9 +25,11 @@ KINDS: list[type[Labeler]] = list(get_args(get_args(AnyLabeler)[0]))
 SETTINGS: dict[str, dict[str, object]] = {
     "source": {},
     "zero": {},
+    "recorded": {"rewards": {"path": Path(__file__).parent / "files" / "rewards.parquet"}},
     "optimal_transport": {"demonstrations": {"episodes": [0, 2]}},
     "nearest_demonstration": {"demonstrations": {"episodes": [0, 2]}},
     "reward_model": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
+    "multiple_instance": {"returns": {"fraction": 0.5}, "members": 2, "hidden": 4, "steps": 20},
     "unlabelled_zero": {"rewards": {"fraction": 0.4}},
     "optimistic": {"rewards": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
     "preference": {
@@ -132,6 +134,9 @@ def test_rewards_that_are_no_evidence_are_not_seen(labeler: Labeler, lookup: Loo
     scrambled = np.random.default_rng(8).permutation(lookup.rewards("self", "source"))
     if evidence.rewards is not None:
         scrambled = np.where(np.isnan(evidence.rewards), scrambled, evidence.rewards)
+    if evidence.returns is not None:
+        known_episode = np.repeat(~np.isnan(evidence.returns), lookup.data.lengths)
+        scrambled = np.where(known_episode, lookup.rewards("self", "source"), scrambled)
     other = Lookup(lookup.data, lookup.demonstrations, scrambled)
     assert evidence_of(labeler, other).digest == evidence.digest
     assert all_rewards(labeler, other).tobytes() == before.tobytes()
