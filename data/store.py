@@ -105,8 +105,8 @@ class DatasetManifest(Config):
 class LabelsManifest(Config):
     """What a stored label set is: for which dataset, made by what, and how its values lie.
 
-    column: what the labels are. rewards, returns: sum, mean, std, minimum and maximum of rewards and of episode returns,
-    None for actions. actions: moments of action labels, see `Moments`.
+    column: what the labels are. rewards, returns: sum, mean, std, minimum and maximum of rewards and of episode
+    returns, None for actions. actions: moments of action labels, see `Moments`.
     """
 
     format: Literal["assay-labels/1"] = "assay-labels/1"
@@ -196,6 +196,11 @@ class StoredDataset:
             for start, stop in pairwise(cuts):
                 part = slice(int(shard.offsets[start]), int(shard.offsets[stop]))
                 yield Block(shard.part(start, stop), None if rewards is None else rewards[part])
+
+    def returns(self, labels: StoredLabels) -> np.ndarray:
+        """[E] float64, the return of each episode by a label set of this dataset."""
+        blocks = ((block.rewards, block.trajectories.offsets) for block in self.blocks(labels))
+        return np.concatenate([episode_returns(rewards, offsets) for rewards, offsets in blocks if rewards is not None])
 
     def _trajectories(self, observations: Column, actions: Column, episodes: slice) -> Trajectories:
         ends = self._ends

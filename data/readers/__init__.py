@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias, get_args
 from pydantic import Field
 
 from data.errors import DatasetError
+from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
 from data.readers.files import check_readable
 from data.readers.hdf5 import HDF5_SIGNATURE, describe_hdf5
@@ -17,7 +18,7 @@ from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
 
 AnyReader: TypeAlias = Annotated[
-    LeRobot | Minari | Robomimic | D4RL,
+    LeRobot | Minari | Robomimic | D3rlpy | D4RL,
     Field(discriminator="kind"),
 ]
 READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
 from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
@@ -234,6 +235,19 @@ def write_lerobot_v3(folder: Path, recorded: Recording) -> Path:
     return path
 
 
+def write_d3rlpy(folder: Path, recorded: Recording) -> Path:
+    path = folder / "dump.h5"
+    with h5py.File(path, "w") as file:
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"] = len(recorded.actions)
+        for e, observations in enumerate(recorded.observations):
+            file[f"observations_{e}"], file[f"actions_{e}"] = observations[:-1], recorded.actions[e]
+            file[f"rewards_{e}"] = recorded.rewards[e][:, None].astype(np.float64)
+            file[f"terminated_{e}"] = recorded.terminated[e]
+        file["version"] = "2.1"
+    return path
+
+
 def lists(values: np.ndarray) -> pa.Array:
     """A column of scalars, or of lists of one length."""
     if values.ndim == 1:
@@ -243,6 +257,14 @@ def lists(values: np.ndarray) -> pa.Array:
 
 SAMPLES = (
     Sample("d4rl", D4RL(), write_d4rl, "data.readers.d4rl.SLICE_BYTES", decisions=frozenset({"converted"})),
+    Sample(
+        "d3rlpy",
+        D3rlpy(),
+        write_d3rlpy,
+        BLOCK,
+        says_final=False,
+        decisions=frozenset({"converted", "final-observation-unknown", "final-observation-not-needed"}),
+    ),
     Sample(
         "robomimic",
         Robomimic(),
