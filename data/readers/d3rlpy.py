@@ -21,6 +21,7 @@ from typing import Literal
 
 import h5py
 import numpy as np
+from pydantic import JsonValue
 
 from data.findings import Severity
 from data.readers.hdf5 import HDF5_SIGNATURE, check_array, open_hdf5, reading, text_of
@@ -101,7 +102,7 @@ class D3rlpySource(RecordedSource):
         self._understand_observations(self._spaces(), self._settings.observation_keys)
         self._understand_actions(self._settings, actions.shape[1:], actions.dtype)
 
-    def _said(self, key: str) -> object:
+    def _said(self, key: str) -> JsonValue:
         with reading(self._path, key):
             found = self._file.get(key)
             value = text_of(found[()]) if isinstance(found, h5py.Dataset) else None
