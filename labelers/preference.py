@@ -30,7 +30,7 @@ from data.config import Config
 from data.errors import ConfigurationError
 from data.findings import Severity
 from data.labels import Labels
-from data.statistics import Moments, MomentsOf, moments_of
+from data.statistics import Moments, moments_of
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, Preferences
 from labelers.labeler import LearningLabeler, Progress, silent
@@ -139,8 +139,9 @@ class Preference(LearningLabeler):
         model: SegmentModel = kind.of(
             {n.removeprefix("model."): t.to(device) for n, t in state.items() if n.startswith("model.")}
         )
-        first = model.parts["embedding" if self.model == "transformer" else "rewards"]
-        if first.n_networks != self.members or first.sizes[:-1] != (len(mean), *self.hidden)[: len(first.sizes) - 1]:
+        name, sizes = ("rewards", (*self.hidden, 1)) if self.model == "mlp" else ("embedding", self.hidden)
+        first = model.parts[name]
+        if first.n_networks != self.members or first.sizes != (len(mean), *sizes):
             raise ValueError(f"{first.n_networks} networks of {first.sizes}")
         moments = Moments(int(count), mean, std, minimum, maximum, state["constant"].cpu().numpy())
         return FittedPreference(self, model, moments, centre, scale, zero, report)
@@ -240,7 +241,7 @@ class FittedPreference:
         std = np.empty(trajectories.n_steps)
         finished = 0
         for steps, said in self._said(trajectories):
-            members = (said - self.centre[:, None]) / self.scale[:, None]
+            members = self._on_one_scale(said)
             rewards[steps] = members.mean(0) - self.zero
             std[steps] = members.std(0)
             reached = int(trajectories.episode_index[steps.stop - 1])
@@ -252,10 +253,8 @@ class FittedPreference:
 
     def measure(self, trajectories: Trajectories) -> None:
         """Set centre, scale and zero from all steps. Members that always say the same are warned of, and count as 0."""
-        moments, lowest = MomentsOf(), np.inf
         said = np.concatenate([members for _, members in self._said(trajectories)], axis=1)
-        moments.update(said.T)
-        found = moments.moments()
+        found = moments_of(said.T)
         self.centre = found.mean
         if self.configuration.normalise:
             self.scale = found.scale
@@ -266,14 +265,17 @@ class FittedPreference:
                 stacklevel=3,
             )
         if self.configuration.zero == "lowest":
-            for start in range(0, said.shape[1], BLOCK):
-                members = (said[:, start : start + BLOCK] - self.centre[:, None]) / self.scale[:, None]
-                lowest = min(lowest, float(members.mean(0).min()))
-            self.zero = lowest
+            pieces = (said[:, start : start + BLOCK] for start in range(0, said.shape[1], BLOCK))
+            self.zero = min(float(self._on_one_scale(piece).mean(0).min()) for piece in pieces)
+
+    def _on_one_scale(self, said: np.ndarray) -> np.ndarray:
+        """[P, n] float64, what members said [P, n], made comparable."""
+        members: np.ndarray = (said - self.centre[:, None]) / self.scale[:, None]
+        return members
 
     @torch.no_grad()
     def _said(self, trajectories: Trajectories) -> Iterator[tuple[slice, np.ndarray]]:
-        """Outputs of the members [P, n] float64 for one slice of steps after the other."""
+        """Outputs of the members [P, n] float32 for one slice of steps after the other."""
         context = self.model.context
         size = max(1, BLOCK // context)
         device = self.model.parameters()[0].device
@@ -287,7 +289,7 @@ class FittedPreference:
                 torch.from_numpy(inputs[windows]).to(device), torch.from_numpy(asked - first).to(device)
             )
             stop = min(start + size, trajectories.n_steps)
-            yield slice(start, stop), said[:, : stop - start].double().cpu().numpy()
+            yield slice(start, stop), said[:, : stop - start].cpu().numpy()
 
     @torch.no_grad()
     def judge(self, pairs: _Pairs, which: np.ndarray) -> HeldOut:
