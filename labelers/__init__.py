@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from labelers.inverse_dynamics import InverseDynamics
 from labelers.multiple_instance import MultipleInstance
 from labelers.nearest_demonstration import NearestDemonstration
 from labelers.optimal_transport import OptimalTransport
@@ -27,6 +28,7 @@ AnyLabeler: TypeAlias = Annotated[
     | UnlabelledZero
     | Optimistic
     | MultipleInstance
-    | Preference,
+    | Preference
+    | InverseDynamics,
     Field(discriminator="kind"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from data.errors import StoreError
+from data.labels import ActionLabels, AnyLabels
 from data.trajectories import Trajectories
 from labelers import AnyLabeler
 from labelers.evidence import NOTHING, Evidence
@@ -18,7 +20,10 @@ from labelers.labeler import FittedLabeler, Labeler, LearningLabeler
 
 Make = Callable[..., Trajectories]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*nothing was learned")  # rewards here are noise
+pytestmark = [  # rewards and actions here are noise
+    pytest.mark.filterwarnings("ignore:.*nothing was learned"),
+    pytest.mark.filterwarnings("ignore:inverse_dynamics. only"),
+]
 
 CPU = torch.device("cpu")
 KINDS: list[type[Labeler]] = list(get_args(get_args(AnyLabeler)[0]))
@@ -38,6 +43,7 @@ SETTINGS: dict[str, dict[str, object]] = {
         "hidden": [8],
         "steps": 20,
     },
+    "inverse_dynamics": {"actions": {"fraction": 0.4}, "members": 2, "hidden": [8], "steps": 20},
 }
 """Settings for each kind that label 6 short episodes in no time; a new kind is under contract once it is named here."""
 
@@ -84,7 +90,7 @@ def evidence_of(labeler: Labeler, lookup: Lookup) -> Evidence:
 
 
 def known(evidence: Evidence, steps: np.ndarray) -> np.ndarray | None:
-    return None if evidence.rewards is None else evidence.rewards[steps]
+    return None if evidence.known is None else evidence.known[steps]
 
 
 def fit(labeler: Labeler, lookup: Lookup) -> tuple[FittedLabeler, Evidence]:
@@ -92,37 +98,42 @@ def fit(labeler: Labeler, lookup: Lookup) -> tuple[FittedLabeler, Evidence]:
     return labeler.fit(lookup.data, evidence, device=CPU), evidence
 
 
-def all_rewards(labeler: Labeler, lookup: Lookup) -> np.ndarray:
+def values(labels: AnyLabels) -> np.ndarray:
+    return labels.actions if isinstance(labels, ActionLabels) else labels.rewards
+
+
+def all_values(labeler: Labeler, lookup: Lookup) -> np.ndarray:
     fitted, evidence = fit(labeler, lookup)
-    return fitted.label(lookup.data, evidence.rewards).rewards
+    return values(fitted.label(lookup.data, evidence.known))
 
 
 def test_every_kind_is_under_contract() -> None:
     assert {name_of(kind) for kind in KINDS} == SETTINGS.keys()
 
 
-def test_every_step_gets_one_finite_float32(labeler: Labeler, lookup: Lookup) -> None:
+def test_every_step_gets_one_finite_label(labeler: Labeler, lookup: Lookup) -> None:
     fitted, evidence = fit(labeler, lookup)
-    labels = fitted.label(lookup.data, evidence.rewards)
+    labels = fitted.label(lookup.data, evidence.known)
     labels.check(lookup.data)
-    assert labels.rewards.dtype == np.float32
+    assert values(labels).dtype == np.float32
+    assert isinstance(labels, ActionLabels) == (labeler.column == "actions")
     if labels.diagnostics is not None:
         assert labels.diagnostics.height == lookup.data.n_episodes
 
 
 def test_the_same_input_gives_the_same_bits(labeler: Labeler, lookup: Lookup) -> None:
-    assert all_rewards(labeler, lookup).tobytes() == all_rewards(labeler, lookup).tobytes()
+    assert all_values(labeler, lookup).tobytes() == all_values(labeler, lookup).tobytes()
 
 
 @pytest.mark.parametrize("episodes", [[0], [1], [5, 0], [4, 2, 1, 3, 5, 0]], ids=str)
 def test_sharding_and_order_change_no_label(labeler: Labeler, lookup: Lookup, episodes: list[int]) -> None:
     data = lookup.data
     fitted, evidence = fit(labeler, lookup)
-    whole = fitted.label(data, evidence.rewards)
+    whole = fitted.label(data, evidence.known)
     steps = np.concatenate([np.arange(data.offsets[e], data.offsets[e + 1]) for e in episodes])
     part = fitted.label(data.select(episodes), known(evidence, steps))
     # sums in another order, in float32 networks
-    assert part.rewards == pytest.approx(whole.rewards[steps], rel=1e-5, abs=1e-6)
+    assert values(part) == pytest.approx(values(whole)[steps], rel=1e-5, abs=1e-6)
     if whole.diagnostics is not None:
         assert part.diagnostics is not None
         assert part.diagnostics.columns == whole.diagnostics.columns
@@ -130,7 +141,7 @@ def test_sharding_and_order_change_no_label(labeler: Labeler, lookup: Lookup, ep
 
 def test_rewards_that_are_no_evidence_are_not_seen(labeler: Labeler, lookup: Lookup) -> None:
     evidence = evidence_of(labeler, lookup)
-    before = all_rewards(labeler, lookup)
+    before = all_values(labeler, lookup)
     scrambled = np.random.default_rng(8).permutation(lookup.rewards("self", "source"))
     if evidence.rewards is not None:
         scrambled = np.where(np.isnan(evidence.rewards), scrambled, evidence.rewards)
@@ -139,13 +150,28 @@ def test_rewards_that_are_no_evidence_are_not_seen(labeler: Labeler, lookup: Loo
         scrambled = np.where(known_episode, lookup.rewards("self", "source"), scrambled)
     other = Lookup(lookup.data, lookup.demonstrations, scrambled)
     assert evidence_of(labeler, other).digest == evidence.digest
-    assert all_rewards(labeler, other).tobytes() == before.tobytes()
+    assert all_values(labeler, other).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.column == "actions"], ids=name_of)
+def test_actions_that_are_no_evidence_are_not_seen(kind: type[Labeler], lookup: Lookup) -> None:
+    labeler = kind.model_validate(SETTINGS[name_of(kind)])
+    fitted, evidence = fit(labeler, lookup)
+    before = values(fitted.label(lookup.data, evidence.known))
+    assert evidence.actions is not None
+    scrambled = np.random.default_rng(8).permutation(np.asarray(lookup.data.actions))
+    unknown = np.isnan(evidence.actions)
+    data = replace(lookup.data, actions=np.where(unknown, scrambled, lookup.data.actions))
+    other = Lookup(data, lookup.demonstrations, lookup.rewards("self", "source"))
+    assert evidence_of(labeler, other).digest == evidence.digest
+    assert all_values(labeler, other).tobytes() == before.tobytes()
+    assert before[~unknown].tobytes() == lookup.data.actions[~unknown].tobytes()
 
 
 def test_progress_counts_every_episode_once(labeler: Labeler, lookup: Lookup) -> None:
     fitted, evidence = fit(labeler, lookup)
     done: list[int] = []
-    fitted.label(lookup.data, evidence.rewards, done.append)
+    fitted.label(lookup.data, evidence.known, done.append)
     assert sum(done) == lookup.data.n_episodes
 
 
@@ -165,7 +191,7 @@ def test_what_is_learned_is_saved_and_loaded_whole(kind: type[LearningLabeler], 
     path = tmp_path / "fitted.safetensors"
     labeler.save(fitted, path)
     loaded = labeler.load(path, device=CPU)
-    before, after = (f.label(lookup.data, evidence.rewards).rewards for f in (fitted, loaded))
+    before, after = (values(f.label(lookup.data, evidence.known)) for f in (fitted, loaded))
     assert after.tobytes() == before.tobytes()
     assert loaded.report == fitted.report
     path.write_bytes(path.read_bytes()[:-40])
