@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from data.errors import AssayError, ConfigurationError, WorkError
-from pipelines import labels_commands
+from pipelines import data_commands, labels_commands
 from pipelines.home import Home, quieten
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ app = App(
     help="Turn trajectories without rewards into policies, and see which way of labelling them was worth it.",
     help_epilogue="Exit codes: 0 done, 1 work failed part-way, 2 bad input or usage, 130 interrupted.",
 )
+app.command(data_commands.app)
 app.command(labels_commands.app)
 
 

@@ -139,6 +139,28 @@ def diagnostics(table: pl.DataFrame, lengths: np.ndarray, colour: str, key: str)
         return _svg(figure, key)
 
 
+def dataset_figure(lengths: np.ndarray, returns: Mapping[str, np.ndarray]) -> str:
+    """How long episodes are, and their returns by each label set, as a file of its own."""
+    panels = {"steps in an episode": lengths, **{f"return by {name}": values for name, values in returns.items()}}
+    with matplotlib.rc_context(_RC):
+        columns = min(len(panels), 3)
+        rows = -(-len(panels) // columns)
+        figure = Figure(figsize=(3.1 * columns + 0.4, 2.2 * rows), layout="constrained")
+        for place, (axes, (title, values)) in enumerate(
+            zip(_panels(figure, rows, columns), panels.items(), strict=False)
+        ):
+            axes.hist(values, bins=30, color=PALETTE[place % len(PALETTE)], alpha=0.85)
+            axes.set_xlabel(title)
+            axes.set_ylabel("episodes")
+        return standalone(_svg(figure, "dataset"))
+
+
+def standalone(svg: str) -> str:
+    """An inline SVG element as a file of its own, readable on light and dark pages."""
+    opening = '<svg xmlns="http://www.w3.org/2000/svg" color="#777777" font-family="sans-serif"'
+    return svg.replace("<svg", opening, 1) + "\n"
+
+
 def colours(labelers: Sequence[str]) -> dict[str, str]:
     """One colour for each labeler, the same in every figure."""
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(labelers)}

@@ -10,11 +10,11 @@ from data.store import Store
 
 
 class HeldLabels(Config):
-    """A label set: what made it, and its returns."""
+    """A label set: what made it, and its returns, None where the labels are actions."""
 
     id: str
     labeler: str
-    returns: dict[str, JsonValue]
+    returns: dict[str, JsonValue] | None
 
 
 class HeldDataset(Config):
@@ -76,6 +76,9 @@ def tables(inventory: Inventory) -> list[Table | str]:
         for title in ("labels", "id", "mean return", "lowest", "highest"):
             table.add_column(title, justify="left" if title in ("labels", "id") else "right", overflow="fold")
         for labels in dataset.labels:
+            if labels.returns is None:
+                table.add_row(labels.labeler, labels.id[:12], "actions", "", "")
+                continue
             numbers = [labels.returns[name] for name in ("mean", "minimum", "maximum")]
             table.add_row(labels.labeler, labels.id[:12], *(f"{float(str(n)):,.2f}" for n in numbers))
         shown.append(table)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from data.statistics import Moments
+from data.store import StoredDataset, StoredLabels
 from labelers.quality import Quality
 from pipelines.comparison import Comparison, LabelRow, ScoreRow
 
@@ -105,6 +107,51 @@ def _caption(unit: str | None, score: float | None) -> str:
         return said
     mean = "" if score is None else f"; the data's own mean is {score:.1f}"
     return f"score: {unit}, mean ± sample standard deviation over n seeds{mean}\n{said}"
+
+
+def dataset_tables(stored: StoredDataset, sets: Sequence[StoredLabels]) -> list[Table | str]:
+    """A stored dataset: what it is, returns by label set, statistics of each dimension, findings."""
+    manifest = stored.manifest
+    lengths = manifest.lengths
+    actions = "continuous"
+    if manifest.n_actions is not None:
+        actions = f"discrete, {' x '.join(map(str, manifest.n_actions))} choices"
+    elif manifest.action_bounds is not None:
+        actions = f"continuous in [{manifest.action_bounds[0]:g}, {manifest.action_bounds[1]:g}]"
+    shown: list[Table | str] = [
+        f"{stored.name} {stored.digest}\n"
+        f"{manifest.n_episodes:,} episodes, {manifest.n_steps:,} steps; {manifest.n_terminated:,} terminated, "
+        f"{manifest.n_truncated:,} truncated, {manifest.n_unobserved:,} without a final observation\n"
+        f"steps an episode: {lengths.minimum:,} to {lengths.maximum:,}, median {lengths.median:g}, "
+        f"mean {lengths.mean:.1f}\n"
+        f"observations {manifest.observation.dtype} {manifest.observation.shape}; "
+        f"actions {manifest.action.dtype} {manifest.action.shape}, {actions}"
+    ]
+    if sets:
+        returns = _table("returns by label set", [])
+        for title in ("labels", "id", "mean", "std", "lowest", "highest"):
+            returns.add_column(title, justify="left" if title in ("labels", "id") else "right", overflow="fold")
+        for labels in sets:
+            found = labels.manifest.returns or {}
+            values = [f"{float(str(found[key])):,.2f}" for key in ("mean", "std", "minimum", "maximum")]
+            returns.add_row(labels.labeler, labels.id[:12], *values)
+        shown.append(returns)
+    for column in ("observations", "actions"):
+        shown.append(_moments_table(column, stored.statistics(column)))
+    shown += [f"{finding.severity}: {finding.message} [{finding.code}]" for finding in manifest.findings]
+    return shown
+
+
+def _moments_table(title: str, moments: Moments, most: int = 32) -> Table:
+    """A row a dimension."""
+    left_out = len(moments.mean) - most
+    table = _table(title, [f"{left_out:,} more: --json has them"] if left_out > 0 else [])
+    for name in ("dimension", "mean", "std", "lowest", "highest", ""):
+        table.add_column(name, justify="left" if name == "" else "right")
+    for d in range(min(len(moments.mean), most)):
+        numbers = (moments.mean[d], moments.std[d], moments.minimum[d], moments.maximum[d])
+        table.add_row(str(d), *(f"{value:.4g}" for value in numbers), "constant" if moments.constant[d] else "")
+    return table
 
 
 def quality_table(dataset: str, against: str, found: Mapping[str, Quality]) -> Table:
