@@ -16,9 +16,10 @@ from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
 from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
+from data.readers.table import Table
 
 AnyReader: TypeAlias = Annotated[
-    LeRobot | Minari | Robomimic | D3rlpy | D4RL,
+    LeRobot | Minari | Robomimic | D3rlpy | D4RL | Table,
     Field(discriminator="kind"),
 ]
 READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,6 +19,7 @@ from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
 from data.readers.reader import Reader
 from data.readers.robomimic import Robomimic
+from data.readers.table import Table
 
 LENGTHS = (4, 6, 5, 3, 7, 4, 5, 6, 2, 8, 1, 5)
 """Steps of each episode: twelve episodes, so that the tenth is not read before the second; even ones terminate."""
@@ -61,6 +63,7 @@ class Sample:
     recognised: whether the content alone gives `reader`; some formats need settings.
     says_kind: whether the format tells terminated from truncated; if not, all episodes are read as truncated.
     says_final: whether the format keeps the observation after the last step.
+    dtype: of the numbers in the file.
     decisions: codes of findings that must be on record.
     """
 
@@ -71,6 +74,7 @@ class Sample:
     recognised: bool = True
     says_kind: bool = True
     says_final: bool = True
+    dtype: str = "float32"
     decisions: frozenset[str] = frozenset()
 
 
@@ -248,6 +252,44 @@ def write_d3rlpy(folder: Path, recorded: Recording) -> Path:
     return path
 
 
+def step_table(recorded: Recording) -> pl.DataFrame:
+    """One row a step, and one for the observation after the last; shuffled."""
+    parts = []
+    for e, observations in enumerate(recorded.observations):
+        n = len(recorded.actions[e])
+        parts.append(
+            pl.DataFrame(
+                {
+                    "run": [f"run-{e}"] * (n + 1),
+                    "t": range(n + 1),
+                    **{f"x{i}": observations[:, i] for i in range(3)},
+                    **{f"u{i}": [*recorded.actions[e][:, i], None] for i in range(2)},
+                    "reward": [*recorded.rewards[e].astype(float), None],
+                    "end": [*[None] * (n - 1), "crash" if recorded.terminated[e] else "limit", None],
+                },
+                schema_overrides=dict.fromkeys(("u0", "u1"), pl.Float32),
+            )
+        )
+    return pl.concat(parts).sample(fraction=1, shuffle=True, seed=0)
+
+
+def write_csv(folder: Path, recorded: Recording) -> Path:
+    step_table(recorded).write_csv(folder / "steps.csv")
+    return folder / "steps.csv"
+
+
+def write_parquet(folder: Path, recorded: Recording) -> Path:
+    """In order, so that it is read in pieces."""
+    rows = step_table(recorded).sort(pl.col("run").str.slice(4).cast(int), "t")
+    rows.write_parquet(folder / "steps.parquet", row_group_size=7)
+    return folder / "steps.parquet"
+
+
+def write_arrow(folder: Path, recorded: Recording) -> Path:
+    step_table(recorded).write_ipc(folder / "steps.arrow")
+    return folder / "steps.arrow"
+
+
 def lists(values: np.ndarray) -> pa.Array:
     """A column of scalars, or of lists of one length."""
     if values.ndim == 1:
@@ -275,6 +317,21 @@ SAMPLES = (
     ),
     Sample("minari hdf5", Minari(), write_minari_hdf5, BLOCK, decisions=frozenset({"converted"})),
     Sample("minari arrow", Minari(), write_minari_arrow, BLOCK, decisions=frozenset({"converted"})),
+    *(
+        Sample(
+            f"table {name}",
+            Table(),
+            write,
+            BLOCK,
+            dtype=dtype,
+            decisions=frozenset({"columns", "ends-taken", "converted"}),
+        )
+        for name, write, dtype in (
+            ("csv", write_csv, "float64"),
+            ("parquet", write_parquet, "float32"),
+            ("arrow", write_arrow, "float32"),
+        )
+    ),
     *(
         Sample(
             name,

@@ -51,8 +51,8 @@ def test_it_says_what_there_is_before_reading_it(sample, path):
         assert source.format == sample.reader.kind
         assert source.n_steps in (sum(LENGTHS), None)
         spaces = source.observation.values() if isinstance(source.observation, dict) else [source.observation]
-        assert [(space.shape, space.dtype) for space in spaces] == [((3,), "float32")]
-        assert (source.action.shape, source.action.dtype) == ((2,), "float32")
+        assert [(space.shape, space.dtype) for space in spaces] == [((3,), sample.dtype)]
+        assert (source.action.shape, source.action.dtype) == ((2,), sample.dtype)
 
 
 def test_every_step_of_every_episode_is_read_in_order(sample, path, recorded):
