@@ -13,37 +13,26 @@ number of rows, and all its values must be in the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import h5py
 import numpy as np
 from pydantic import JsonValue
 
-from data.findings import Finding, Severity
-from data.readers.actions import action_kind, common_bounds
-from data.readers.flat import Cutter, FlatReader, Rows
+from data.readers.actions import common_bounds
+from data.readers.flat import FlatReader
+from data.readers.flat_source import FlatSource
 from data.readers.hdf5 import HDF5_SIGNATURE, arrays, check_array, open_hdf5, reading, text_of
-from data.readers.observations import delivered_dtype
-from data.readers.reader import Block, RefusedError, Space
 
 NEEDED = ("observations", "actions", "terminals")
-OBSERVED = "infos/next_observed"
-KNOWN = (*NEEDED, "rewards", "timeouts", "next_observations", OBSERVED)
-
-DELIVERED: dict[str, np.dtype[np.generic]] = {
-    "terminals": np.dtype(bool),
-    "timeouts": np.dtype(bool),
-    OBSERVED: np.dtype(bool),
-    "rewards": np.dtype(np.float32),
+KEYS = {key: key for key in (*NEEDED, "rewards", "timeouts", "next_observations")} | {
+    "next_observed": "infos/next_observed"
 }
+"""The key of each role."""
 
 DECLARATIONS = ("action_count", "action_low", "action_high")
-
-SLICE_BYTES = 8 << 20
-"""Read about so much at a time, in whole chunks."""
 
 
 class D4RL(FlatReader):
@@ -65,14 +54,13 @@ class D4RL(FlatReader):
             return sum(key in NEEDED for key in arrays(file, path)) >= 2
 
 
-class D4RLSource:
+class D4RLSource(FlatSource):
     """An opened D4RL file."""
 
     format = "d4rl"
 
     def __init__(self, settings: D4RL, path: Path) -> None:
-        self._settings, self._path = settings, path
-        self.findings: list[Finding] = []
+        super().__init__(settings, path)
         self._file = open_hdf5(path)
         try:
             self._open()
@@ -80,158 +68,52 @@ class D4RLSource:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
-
-    # ------------------------------------------------------------ structure
 
     def _open(self) -> None:
         found = arrays(self._file, self._path)
-        keys = ", ".join(found) or "none"
         for key in NEEDED:
             if key not in found:
-                raise self._refuse("missing-key", f"'{key}' is missing; keys present: {keys}.")
-        self._arrays = {key: found[key] for key in KNOWN if key in found}
-        for key, array in self._arrays.items():
-            check_array(self._path, key, array)
-        rows = {key: array.shape[0] if array.shape else 0 for key, array in self._arrays.items()}
-        n = self.n_steps = rows["observations"]
-        for key, count in rows.items():
-            if count != n:
-                raise self._refuse("uneven", f"{n:,} observations but {count:,} {key}: every key needs one row a step.")
-        if n == 0:
-            raise self._refuse("no-steps", "no steps: all arrays are empty.")
-        observations = self._arrays["observations"]
-        for key in ("observations", "actions"):
-            if 0 in self._arrays[key].shape:
-                raise self._refuse("shape", f"'{key}' has shape {self._arrays[key].shape}: no numbers.")
-        if observations.dtype.kind not in "fiub":
-            raise self._refuse("observations-dtype", f"'observations' are {observations.dtype}: expected numbers.")
-        self.observation = Space(shape=observations.shape[1:] or (1,), dtype=observations.dtype.name)
-        following = self._arrays.get("next_observations")
-        if following is not None and following.shape != observations.shape:
-            raise self._refuse(
-                "shape",
-                f"'next_observations' have shape {following.shape} and 'observations' {observations.shape}: "
-                "they must be the same.",
-            )
-        for key in ("rewards", "terminals", "timeouts", OBSERVED):
-            array = self._arrays.get(key)
-            if array is not None and array.shape not in ((n,), (n, 1)):
-                raise self._refuse("shape", f"'{key}' has shape {array.shape}; expected ({n},) or ({n}, 1).")
-            if array is not None and array.dtype.kind not in "fiub":
-                raise self._refuse("dtype", f"'{key}' is {array.dtype}: expected numbers.")
-        self._understand_actions()
-        self._note_conversions()
-        others = [key for key in found if key not in KNOWN]
+                raise self._refuse("missing-key", f"'{key}' is missing; keys present: {', '.join(found) or 'none'}.")
+        present = {role: found[key] for role, key in KEYS.items() if key in found}
+        for role, array in present.items():
+            check_array(self._path, KEYS[role], array)
+        self._chunks = [array.chunks[0] for array in present.values() if array.chunks]
+        self._understand(present, KEYS, *self._declarations())
+        others = [key for key in found if key not in KEYS.values()]
         if others:
             self._note("other-keys", f"keys not used: {', '.join(others)}.", count=len(others))
-        self.metadata: Mapping[str, JsonValue] = self._read_metadata(found)
+        self.metadata = self._read_metadata({key: found[key] for key in others})
 
-    def _note_conversions(self) -> None:
-        for key, array in self._arrays.items():
-            to = DELIVERED.get(key, self._kind.dtype if key == "actions" else delivered_dtype(array.dtype))
-            if array.dtype != to:
-                self._note("converted", f"'{key}': {array.dtype.str} converted to {to.name}.")
-            if key in ("rewards", "terminals", "timeouts", OBSERVED) and array.ndim == 2:
-                self._note("reshaped", f"'{key}': ({self.n_steps}, 1) read as ({self.n_steps},).")
-
-    def _understand_actions(self) -> None:
-        actions = self._arrays["actions"]
+    def _declarations(self) -> tuple[int | tuple[int, ...] | None, tuple[float, float] | None]:
+        """Number of actions and bounds, as the attributes declare them."""
         with reading(self._path, "attributes"):
             attributes = {key: np.atleast_1d(self._file.attrs[key]) for key in DECLARATIONS if key in self._file.attrs}
         for key, values in attributes.items():
             if values.dtype.kind not in "fiu":
                 raise self._refuse("attribute", f"attribute '{key}' is {values.dtype}: expected numbers.")
-        declared = self._settings.n_actions
-        if declared is None and "action_count" in attributes:
+        declared: int | tuple[int, ...] | None = None
+        if "action_count" in attributes:
             counts = attributes["action_count"]
             declared = int(counts[0]) if len(counts) == 1 else tuple(int(c) for c in counts)
-        bounds = self._settings.action_bounds
-        if bounds is None and "action_low" in attributes and "action_high" in attributes:
+        bounds = None
+        if "action_low" in attributes and "action_high" in attributes and self._settings.action_bounds is None:
             bounds = common_bounds(attributes["action_low"], attributes["action_high"], self.findings)
-        highest = None
-        if declared is None and actions.dtype.kind != "f":
-            tops = [self._values("actions", rows).max(0) for rows in self._slices()]
-            highest = tuple(int(h) for h in np.atleast_1d(np.max(tops, 0)))
-        self._kind = action_kind(self._path, actions.shape[1:], actions.dtype, declared, bounds, highest, self.findings)
-        self.action = Space(shape=self._kind.shape, dtype=actions.dtype.name)
+        return declared, bounds
 
-    def _read_metadata(self, found: Mapping[str, h5py.Dataset]) -> dict[str, JsonValue]:
+    def _read_metadata(self, others: Mapping[str, h5py.Dataset]) -> dict[str, JsonValue]:
         with reading(self._path, "attributes"):
             kept = {key: text_of(value) for key, value in self._file.attrs.items()}
-        for key, array in found.items():
-            if key not in KNOWN and array.shape == ():
+        for key, array in others.items():
+            if array.shape == ():
                 with reading(self._path, key):
                     kept[key] = text_of(array[()])
         return kept
 
-    # ------------------------------------------------------------ rows
+    def _chunk(self) -> int:
+        return max(self._chunks, default=1)
 
-    def _slices(self) -> Iterator[slice]:
-        """Slices of whole chunks, of about SLICE_BYTES."""
-        chunk = max([array.chunks[0] for array in self._arrays.values() if array.chunks] or [1])
-        row = sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for array in self._arrays.values())
-        rows = max(1, SLICE_BYTES // row // chunk) * chunk
-        for start in range(0, self.n_steps, rows):
-            yield slice(start, min(start + rows, self.n_steps))
-
-    def _rows(self) -> Iterator[Rows]:
-        for rows in self._slices():
-            yield Rows(
-                observations=self._observations("observations", rows),
-                actions=self._kind.deliver(self._values("actions", rows), rows.start),
-                rewards=self._rewards(rows) if "rewards" in self._arrays else None,
-                terminals=self._flags("terminals", rows),
-                timeouts=self._flags("timeouts", rows) if "timeouts" in self._arrays else None,
-                next_observations=self._observations("next_observations", rows)
-                if "next_observations" in self._arrays
-                else None,
-                next_observed=self._flags(OBSERVED, rows) if OBSERVED in self._arrays else None,
-            )
-
-    def _values(self, key: str, rows: slice) -> np.ndarray:
-        with reading(self._path, key):
-            values: np.ndarray = self._arrays[key][rows]
-        return values
-
-    def _observations(self, key: str, rows: slice) -> np.ndarray:
-        values = self._values(key, rows)
-        values = values.reshape(len(values), *self.observation.shape)
-        with np.errstate(over="ignore"):
-            return np.ascontiguousarray(values, delivered_dtype(values.dtype))
-
-    def _rewards(self, rows: slice) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return self._values("rewards", rows).reshape(-1).astype(np.float32, copy=False)
-
-    def _flags(self, key: str, rows: slice) -> np.ndarray:
-        values = self._values(key, rows).reshape(-1)
-        if values.dtype.kind == "b":
-            return values
-        wrong = np.flatnonzero((values != 0) & (values != 1))
-        if len(wrong):
-            raise self._refuse(
-                "flag", f"'{key}' is {values[wrong[0]]} at row {rows.start + wrong[0]:,}: flags are 0 or 1."
-            )
-        flags: np.ndarray = values == 1
-        return flags
-
-    def blocks(self) -> Iterator[Block]:
-        """All episodes, cut by the rules of `data/readers/flat.py`."""
-        return Cutter(self._settings, self._kind, self._path, self.findings).blocks(self._rows)
-
-    # ------------------------------------------------------------ findings
-
-    def _note(self, code: str, message: str, severity: Severity = Severity.NOTE, count: int = 1) -> None:
-        self.findings.append(Finding(code=code, severity=severity, message=message, count=count))
-
-    def _refuse(self, code: str, message: str) -> RefusedError:
-        finding = Finding(code=code, severity=Severity.ERROR, message=message)
-        self.findings.append(finding)
-        return RefusedError(self._path, self.findings)
+    def _values(self, role: str, rows: slice) -> np.ndarray:
+        with reading(self._path, KEYS[role]):
+            return super()._values(role, rows)

@@ -298,7 +298,7 @@ def lists(values: np.ndarray) -> pa.Array:
 
 
 SAMPLES = (
-    Sample("d4rl", D4RL(), write_d4rl, "data.readers.d4rl.SLICE_BYTES", decisions=frozenset({"converted"})),
+    Sample("d4rl", D4RL(), write_d4rl, "data.readers.flat_source.SLICE_BYTES", decisions=frozenset({"converted"})),
     Sample(
         "d3rlpy",
         D3rlpy(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.errors import AssayError
 from data.labels import episode_returns
-from data.readers import d4rl
+from data.readers import flat_source
 
 
 def lengths(read) -> list[int]:
@@ -308,8 +308,8 @@ def test_how_the_file_is_sliced_changes_nothing(
         return got.trajectories.digest(), None if got.rewards is None else got.rewards.tolist(), findings
 
     whole = outcome()
-    size, d4rl.SLICE_BYTES = d4rl.SLICE_BYTES, rows * 41
+    size, flat_source.SLICE_BYTES = flat_source.SLICE_BYTES, rows * 41
     try:
         assert outcome() == whole
     finally:
-        d4rl.SLICE_BYTES = size
+        flat_source.SLICE_BYTES = size
