@@ -10,6 +10,7 @@ from pydantic import Field
 from data.errors import DatasetError
 from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
+from data.readers.episodes_npz import EpisodesNpz
 from data.readers.files import check_readable
 from data.readers.hdf5 import HDF5_SIGNATURE, describe_hdf5
 from data.readers.lerobot import LeRobot
@@ -19,7 +20,7 @@ from data.readers.robomimic import Robomimic
 from data.readers.table import Table
 
 AnyReader: TypeAlias = Annotated[
-    LeRobot | Minari | Robomimic | D3rlpy | D4RL | Table,
+    LeRobot | Minari | Robomimic | D3rlpy | D4RL | EpisodesNpz | Table,
     Field(discriminator="kind"),
 ]
 READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])

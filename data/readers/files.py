@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -43,3 +44,9 @@ def parse_json(text: str | bytes, name: str) -> dict[str, JsonValue]:
     if not isinstance(value, dict):
         raise DatasetError(f"{name}: a JSON {type(value).__name__}; expected an object with names.")
     return value
+
+
+def natural(name: object) -> list[str | int]:
+    """Sorts names with numbers in them by those numbers: `run-2` before `run-10`."""
+    parts = re.split(r"(\d+)", str(name))
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]

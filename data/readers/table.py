@@ -29,6 +29,7 @@ from data.config import Config
 from data.errors import DatasetError
 from data.findings import Severity
 from data.readers.arrow import ARROW_SIGNATURE, LISTS, NUMBERS, PARQUET_SIGNATURE, column_values
+from data.readers.files import natural
 from data.readers.observations import PLAIN
 from data.readers.reader import Reader, RefusedError, Space
 from data.readers.recorded import PLACES, Episode, RecordedSource
@@ -171,7 +172,7 @@ class TableSource(RecordedSource):
         return columns, self._space(columns, role)
 
     def _family(self, role: str, usual: Sequence[str]) -> list[str]:
-        names = sorted(self._schema.names, key=_natural)
+        names = sorted(self._schema.names, key=natural)
         stem_of = {name: re.sub(r"[._\[]?\d+\]?$", "", name.lower()) for name in names}
         families = [[name for name in names if stem_of[name] == stem] for stem in usual]
         families = [family for family in families if family]
@@ -181,7 +182,7 @@ class TableSource(RecordedSource):
         return families[0]
 
     def _matching(self, role: str, given: Sequence[str]) -> list[str]:
-        names = sorted(self._schema.names, key=_natural)
+        names = sorted(self._schema.names, key=natural)
         columns: list[str] = []
         for pattern in given:
             found = [pattern] if pattern in names else fnmatch.filter(names, pattern)
@@ -227,7 +228,7 @@ class TableSource(RecordedSource):
         encoded = self._keys(keys, self._episode_column).dictionary_encode()
         names = encoded.dictionary.to_pylist()
         rank_of = np.empty(len(names), np.int64)
-        rank_of[sorted(range(len(names)), key=lambda code: _natural(names[code]))] = np.arange(len(names))
+        rank_of[sorted(range(len(names)), key=lambda code: natural(names[code]))] = np.arange(len(names))
         rank = rank_of[encoded.indices.to_numpy()]
         if self._step_column is None:
             step = np.arange(len(rank))
@@ -236,7 +237,7 @@ class TableSource(RecordedSource):
             step = self._whole(keys, self._step_column)
         order = np.lexsort((step, rank))
         rank, step = rank[order], step[order]
-        self._names = sorted((str(name) for name in names), key=_natural)
+        self._names = sorted((str(name) for name in names), key=natural)
         self._bounds = np.searchsorted(rank, np.arange(len(names) + 1))
         if self._step_column is not None:
             self._check_steps(order, rank, step)
@@ -412,9 +413,3 @@ class TableSource(RecordedSource):
 def _words(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text in small letters, empty where there is no value."""
     return pc.utf8_lower(pc.fill_null(column.cast(pa.large_string()), ""))
-
-
-def _natural(name: object) -> list[str | int]:
-    """Sorts names with numbers in them by those numbers."""
-    parts = re.split(r"(\d+)", str(name))
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]

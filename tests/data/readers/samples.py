@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
+from data.readers.episodes_npz import EpisodesNpz
 from data.readers.lerobot import LeRobot
 from data.readers.minari import Minari
 from data.readers.reader import Reader
@@ -290,6 +292,26 @@ def write_arrow(folder: Path, recorded: Recording) -> Path:
     return folder / "steps.arrow"
 
 
+def episode_rows(recorded: Recording, episode: int, empty: int) -> dict[str, np.ndarray]:
+    """T + 1 rows; actions and rewards of the first (0) or last (-1) are empty."""
+    n = len(recorded.actions[episode])
+    around = (1, 0) if empty == 0 else (0, 1)
+    return {
+        "observation": recorded.observations[episode],
+        "action": np.pad(recorded.actions[episode], (around, (0, 0))),
+        "reward": np.pad(recorded.rewards[episode].astype(np.float64), around),
+        "is_first": np.arange(n + 1) == 0,
+        "is_last": np.arange(n + 1) == n,
+        "is_terminal": (np.arange(n + 1) == n) & recorded.terminated[episode],
+    }
+
+
+def write_episodes(folder: Path, recorded: Recording, empty: int) -> Path:
+    for e in range(len(recorded.actions)):
+        np.savez_compressed(folder / f"episode-{e}.npz", **episode_rows(recorded, e, empty))
+    return folder
+
+
 def lists(values: np.ndarray) -> pa.Array:
     """A column of scalars, or of lists of one length."""
     if values.ndim == 1:
@@ -317,6 +339,16 @@ SAMPLES = (
     ),
     Sample("minari hdf5", Minari(), write_minari_hdf5, BLOCK, decisions=frozenset({"converted"})),
     Sample("minari arrow", Minari(), write_minari_arrow, BLOCK, decisions=frozenset({"converted"})),
+    *(
+        Sample(
+            f"episodes npz {name}",
+            EpisodesNpz(),
+            partial(write_episodes, empty=empty),
+            BLOCK,
+            decisions=frozenset({"layout-taken", "converted"}),
+        )
+        for name, empty in (("rlds", -1), ("dreamer", 0))
+    ),
     *(
         Sample(
             f"table {name}",
