@@ -197,7 +197,7 @@ class FlatSource(ABC):
     def _flags(self, role: str, rows: slice) -> np.ndarray:
         values = self._values(role, rows).reshape(-1)
         if values.dtype.kind == "b":
-            return values
+            values = values.view(np.uint8)  # in a damaged file, a boolean may be any byte
         wrong = np.flatnonzero((values != 0) & (values != 1))
         if len(wrong):
             message = f"'{self._keys[role]}' is {values[wrong[0]]} at row {rows.start + wrong[0]:,}: flags are 0 or 1."

@@ -49,12 +49,12 @@ def reading(path: Path, key: str) -> Iterator[None]:
 
 
 def arrays(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
-    """Every array in the file by its full key, in alphabetic order."""
+    """Every array in the file by its full key, in alphabetic order; bytes that are no text as `\\xff`."""
     found: dict[str, h5py.Dataset] = {}
 
-    def visit(key: str, item: h5py.Dataset | h5py.Group) -> None:
+    def visit(key: str | bytes, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset):
-            found[key] = item
+            found[key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")] = item
 
     with reading(path, "/"):
         file.visititems(visit)

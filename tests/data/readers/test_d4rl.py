@@ -293,6 +293,24 @@ def test_damage_inside_a_packed_array_names_file_and_key(plain, tmp_path):
 # ---------------------------------------------------------------- recognition
 
 
+def test_a_boolean_that_is_neither_true_nor_false_is_refused(read, plain, write_hdf5):
+    path = write_hdf5("file.hdf5", **plain)
+    with h5py.File(path) as file:
+        start = file["timeouts"].id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[start + 2] = 64
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=r"^file\.hdf5: 'timeouts' is 64 at row 2: flags are 0 or 1"):
+        read(path)
+
+
+def test_a_key_that_is_no_text_is_shown_as_bytes(read, plain, write_hdf5):
+    path = write_hdf5("file.hdf5", **plain)
+    path.write_bytes(path.read_bytes().replace(b"actions\0", b"act\xff\xfens\0"))
+    with pytest.raises(DatasetError, match=r"^file\.hdf5: 'actions' is missing; keys present: .*act\\xff\\xfens"):
+        read(path)
+
+
 def test_content_decides_the_format(write_hdf5, plain):
     path = write_hdf5("recording.bin", **plain)
     assert recognise(path) == D4RL()
