@@ -67,8 +67,8 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     NaN equals anything, since it cannot show a difference; but a row of NaN alone equals nothing, it is no observation.
     """
-    x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        x, y = a.astype(np.float64), b.astype(np.float64)
         close = np.abs(x - y) <= TOLERANCE * np.minimum(np.abs(x), np.abs(y))
     nan = np.isnan(x)
     same: np.ndarray = close | nan | np.isnan(y) | (x == y)

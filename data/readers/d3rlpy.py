@@ -106,8 +106,8 @@ class D3rlpySource(RecordedSource):
         with reading(self._path, key):
             found = self._file.get(key)
             value = text_of(found[()]) if isinstance(found, h5py.Dataset) else None
-        if value is None:
             present = ", ".join(sorted(self._file)[:8]) or "nothing"
+        if value is None:
             raise self._refuse("missing-key", f"'{key}' is missing; the file holds {present}.")
         return value
 

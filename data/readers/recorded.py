@@ -138,6 +138,9 @@ class RecordedSource(ABC):
         highest = None
         if declared is None and dtype.kind in "iub":
             tops = [np.atleast_1d(actions.max(0)) for actions in self._actions() if len(actions)]
+            if unlike := [top.shape for top in tops if top.shape != tops[0].shape]:
+                message = f"'actions' have rows of shape {tops[0].shape} in one episode and {unlike[0]} in another."
+                raise self._refuse("actions-shape", message)
             highest = tuple(int(h) for h in np.max(tops, 0)) if tops else (0,) * math.prod(shape)
         self._kind = action_kind(self._path, shape, dtype, declared, bounds, highest, self.findings)
         self.action = Space(shape=self._kind.shape, dtype=dtype.name)

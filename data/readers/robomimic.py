@@ -216,6 +216,9 @@ class RobomimicSource(RecordedSource):
             if array.shape != rows.shape:
                 message = f"'data/{name}/next_obs/{key}' has shape {array.shape} and 'obs/{key}' {rows.shape}"
                 raise self._refuse("shape", f"{message}: they must be the same.")
+            if array.dtype.kind not in "fiub" or rows.dtype.kind not in "fiub":
+                message = f"'data/{name}/obs/{key}' is {rows.dtype} and 'next_obs/{key}' {array.dtype}"
+                raise self._refuse("observations-dtype", f"{message}: expected numbers.")
             last = self._values(name, f"next_obs/{key}", slice(max(len(rows) - 2, 0), None))
             own = rows[-len(last) :]
             jumps |= bool(compare(own, last, own[1:])[0].any())

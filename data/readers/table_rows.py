@@ -80,7 +80,10 @@ def csv_header(path: Path) -> tuple[list[str], str] | None:
     except UnicodeDecodeError:
         return None
     separator = max(SEPARATORS, key=text.count)
-    names = [name.strip() for name in _cells(text, separator)]
+    try:
+        names = [name.strip() for name in _cells(text, separator)]
+    except csv.Error:
+        return None
     if len(names) < 2 or len(set(names)) < len(names) or not all(name.isprintable() for name in names):
         return None
     return (names, separator) if all(name[:1].isalpha() or name[:1] in ("_", "") for name in names) else None
@@ -96,7 +99,10 @@ def _read_csv(path: Path) -> pa.Table:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - (1 << 20)))
         last = stream.read().rstrip(b"\r\n").rsplit(b"\n", 1)[-1].decode("utf-8", "replace")
-    n_cells = len(_cells(last, separator))
+    try:
+        n_cells = len(_cells(last, separator))
+    except csv.Error as error:
+        raise DatasetError(f"{path.name}: its last line is damaged ({error}). Download or make it again.") from error
     if n_cells < len(names):
         raise DatasetError(
             f"{path.name}: cut short: its last line has {n_cells} of {len(names)} columns. Download or make it again."
