@@ -77,8 +77,8 @@ class NumpyArray:
                 self._whole = self._read(0, math.prod(self.shape)).reshape(self.shape, order="F")
             return self._whole[rows]
         start, stop, _ = rows.indices(self.shape[0])
-        row = math.prod(self.shape[1:])
-        return self._read(start * row, max(stop - start, 0) * row).reshape(-1 if row else stop - start, *self.shape[1:])
+        n, row = max(stop - start, 0), math.prod(self.shape[1:])
+        return self._read(start * row, n * row).reshape(n, *self.shape[1:])
 
     def scalar(self) -> np.generic:
         """The value of an array without dimensions."""
