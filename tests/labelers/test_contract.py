@@ -22,7 +22,7 @@ Make = Callable[..., Trajectories]
 
 pytestmark = [  # rewards and actions here are noise
     pytest.mark.filterwarnings("ignore:.*nothing was learned"),
-    pytest.mark.filterwarnings("ignore:inverse_dynamics. only"),
+    pytest.mark.filterwarnings("ignore:inverse_dynamics"),
 ]
 
 CPU = torch.device("cpu")
