@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias, get_args
 from pydantic import Field
 
 from data.errors import DatasetError
+from data.readers.arrays import Arrays
 from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
 from data.readers.episodes_npz import EpisodesNpz
@@ -20,7 +21,7 @@ from data.readers.robomimic import Robomimic
 from data.readers.table import Table
 
 AnyReader: TypeAlias = Annotated[
-    LeRobot | Minari | Robomimic | D3rlpy | D4RL | EpisodesNpz | Table,
+    LeRobot | Minari | Robomimic | D3rlpy | D4RL | EpisodesNpz | Arrays | Table,
     Field(discriminator="kind"),
 ]
 READERS: tuple[type[Reader], ...] = get_args(get_args(AnyReader)[0])

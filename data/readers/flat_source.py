@@ -1,7 +1,8 @@
 """Sources of flat arrays, one row a step: what the arrays must be, and how their rows are delivered.
 
 Arrays are told by role: `observations`, `actions`, `terminals`; optionally `rewards`, `timeouts`, `next_observations`
-and `next_observed`; a format says which key of its file plays which. Every array needs the same number of rows.
+and `next_observed`, or `dones` where a format says what they mean; which key of the file plays which, the format says.
+Every array needs the same number of rows.
 Converted, on record: columns of shape (N, 1), flags as floats or integers, other byte orders, float64 and float16 (all
 floats become float32, discrete actions int64). Where episodes begin and end is decided by the rules in
 `data/readers/flat.py`.
@@ -24,7 +25,7 @@ from data.readers.flat import Cutter, FlatReader, Rows
 from data.readers.observations import delivered_dtype
 from data.readers.reader import Block, RefusedError, Space
 
-COLUMNS = ("rewards", "terminals", "timeouts", "next_observed")
+COLUMNS = ("rewards", "terminals", "timeouts", "dones", "next_observed")
 """Roles of arrays with one number a row."""
 
 FLAGS = COLUMNS[1:]

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.readers.arrays import Arrays
 from data.readers.d3rlpy import D3rlpy
 from data.readers.d4rl import D4RL
 from data.readers.episodes_npz import EpisodesNpz
@@ -53,7 +54,7 @@ def recording() -> Recording:
     )
 
 
-BLOCK = "data.readers.recorded.BLOCK_BYTES"
+BLOCK, SLICE = "data.readers.recorded.BLOCK_BYTES", "data.readers.flat_source.SLICE_BYTES"
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,39 @@ class Sample:
     decisions: frozenset[str] = frozenset()
 
 
-def write_d4rl(folder: Path, recorded: Recording) -> Path:
+def flat_arrays(recorded: Recording) -> dict[str, np.ndarray]:
+    """One row a step, by D4RL's names."""
     last = np.cumsum([len(a) for a in recorded.actions]) - 1
     flags = {key: np.zeros(last[-1] + 1, bool) for key in ("terminals", "timeouts")}
     for row, terminated in zip(last, recorded.terminated, strict=True):
         flags["terminals" if terminated else "timeouts"][row] = True
+    return {
+        "observations": np.concatenate([o[:-1] for o in recorded.observations]),
+        "next_observations": np.concatenate([o[1:] for o in recorded.observations]),
+        "actions": np.concatenate(recorded.actions),
+        "rewards": np.concatenate(recorded.rewards).astype(np.float64),
+        **flags,
+    }
+
+
+def write_d4rl(folder: Path, recorded: Recording) -> Path:
     path = folder / "recording.hdf5"
     with h5py.File(path, "w") as file:
-        file["observations"] = np.concatenate([o[:-1] for o in recorded.observations])
-        file["next_observations"] = np.concatenate([o[1:] for o in recorded.observations])
-        file["actions"] = np.concatenate(recorded.actions)
-        file["rewards"] = np.concatenate(recorded.rewards).astype(np.float64)
-        for key, values in flags.items():
+        for key, values in flat_arrays(recorded).items():
             file[key] = values
+    return path
+
+
+def write_npz(folder: Path, recorded: Recording) -> Path:
+    np.savez_compressed(folder / "recording.npz", **flat_arrays(recorded))
+    return folder / "recording.npz"
+
+
+def write_npy(folder: Path, recorded: Recording) -> Path:
+    path = folder / "recording"
+    path.mkdir()
+    for key, values in flat_arrays(recorded).items():
+        np.save(path / f"{key}.npy", values)
     return path
 
 
@@ -320,7 +341,9 @@ def lists(values: np.ndarray) -> pa.Array:
 
 
 SAMPLES = (
-    Sample("d4rl", D4RL(), write_d4rl, "data.readers.flat_source.SLICE_BYTES", decisions=frozenset({"converted"})),
+    Sample("d4rl", D4RL(), write_d4rl, SLICE, decisions=frozenset({"converted"})),
+    Sample("arrays npz", Arrays(), write_npz, SLICE, decisions=frozenset({"keys", "converted"})),
+    Sample("arrays npy", Arrays(), write_npy, SLICE, decisions=frozenset({"keys", "converted"})),
     Sample(
         "d3rlpy",
         D3rlpy(),
