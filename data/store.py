@@ -297,16 +297,19 @@ class Store:
         return self.dataset(name, manifest.digest)
 
     def dataset(self, name: str, digest: str | None = None) -> StoredDataset:
-        """A stored dataset by name; `digest` tells apart several of one name. Raises StoreError if it is not there."""
-        known = [d for d in self._dataset_digests(name) if digest is None or d == digest]
+        """A stored dataset by name; `digest`, or its beginning, tells apart several of one name.
+
+        Raises StoreError, listing what there is, if there is none or more than one.
+        """
+        known = [d for d in self._dataset_digests(name) if d.startswith(digest or "")]
         if not known:
-            there = sorted({n for n, _ in self._dataset_paths()})
             raise StoreError(
                 f"the store {self.root} has no dataset '{name}'{f' with digest {digest}' if digest else ''}; "
-                f"it has: {', '.join(there) or 'none'}."
+                f"it has: {', '.join(self.names()) or 'none'}."
             )
         if len(known) > 1:
-            raise StoreError(f"the store has {len(known)} datasets '{name}': say which digest: {', '.join(known)}.")
+            there = ", ".join(f"{name}@{d}" for d in known)
+            raise StoreError(f"the store has {len(known)} datasets '{name}': say which digest: {there}.")
         path = self._dataset_path(name, known[0])
         manifest = _read_manifest(path, DatasetManifest)
         files = {"episodes.arrow": manifest.episodes_bytes}
@@ -322,6 +325,10 @@ class Store:
     def datasets(self) -> list[StoredDataset]:
         """All stored datasets, by name."""
         return [self.dataset(name, digest) for name, digest in self._dataset_paths()]
+
+    def names(self) -> list[str]:
+        """Names of all stored datasets, in order."""
+        return sorted({name for name, _ in self._dataset_paths()})
 
     def _dataset_path(self, name: str, digest: str) -> Path:
         return self.root / "datasets" / name / digest

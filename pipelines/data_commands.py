@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -14,13 +15,17 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from data.check import Check
+    from data.config import Config
     from data.findings import Finding
     from data.operations import Derived, Parent
-    from data.readers.reader import Reader
-    from data.store import Store
+    from data.store import Store, StoredDataset, StoredLabels
+
+K = TypeVar("K", bound="Config")
 
 SOURCE = "source"
+FROM_FILE = "file"
 REFUSED = 2
+SAID_OF_LABELS = {"id", "column", "rewards", "returns", "actions"}
 
 Where = Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME", help="Folder that everything is written to.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON.")]
@@ -43,10 +48,12 @@ def check(
     Exit code 2 if the file could not be ingested.
     """
     from data.check import check as examine
+    from data.readers import READERS
     from pipelines.progress import bar
 
+    reader = None if format is None else _of_kind("reader", format, READERS)
     with bar(f"check {file.name}", None, "steps") as progress:
-        found = examine(file, None if format is None else _reader(format), progress)
+        found = examine(file, reader, progress)
     if json:
         _print_json(found.to_json())
     else:
@@ -56,38 +63,32 @@ def check(
 
 @app.command
 def show(
-    dataset: str,
+    dataset: Annotated[str, Parameter(help="A stored dataset (NAME, or NAME@DIGEST among several), or a file.")],
     *,
-    digest: str | None = None,
     plot: Annotated[Path | None, Parameter(help="SVG to write: lengths, and returns by label set.")] = None,
     home: Where = HOME,
     json: AsJson = False,
 ) -> int:
-    """Show a stored dataset: shapes, lengths, returns by label set, statistics of each dimension, findings."""
+    """Show a dataset: shapes, lengths, returns by label set, statistics of each dimension, findings.
+
+    A file is shown as it would be stored; nothing is kept.
+    """
+    from tempfile import TemporaryDirectory
+
     store = _store(home)
-    stored = store.dataset(dataset, digest)
-    sets = [found for found in store.label_sets(stored.digest) if found.manifest.column == "rewards"]
-    if plot is not None:
-        _refuse_existing(plot)
-        from pipelines.figures import dataset_figure
-
-        returns = {found.labeler: stored.returns(found) for found in sets}
-        plot.write_text(dataset_figure(stored.trajectories().lengths, returns), encoding="utf-8")
-    if json:
-        labels: list[JsonValue] = [
-            {"labeler": s.labeler, "id": s.id, "rewards": s.manifest.rewards, "returns": s.manifest.returns}
-            for s in sets
-        ]
-        _print_json({"dataset": stored.manifest.model_dump(mode="json"), "labels": labels})
-        return 0
-    from rich.console import Console
-
-    from pipelines.tables import dataset_tables
-
-    for shown in dataset_tables(stored, sets):
-        Console().print(shown, highlight=False, markup=False)
-    if plot is not None:
-        print(f"plot: {plot}")
+    with TemporaryDirectory() as scratch:
+        if dataset.partition("@")[0] not in store.names() and Path(dataset).exists():
+            store, dataset = _ingested(Path(dataset), Path(scratch)), FROM_FILE
+        stored = _dataset(store, dataset)
+        sets = store.label_sets(stored.digest)
+        if plot is not None:
+            _draw(plot, stored, sets)
+        if json:
+            _print_json(_described(stored, sets))
+        else:
+            _print_described(stored, sets)
+            if plot is not None:
+                print(f"plot: {plot}")
     return 0
 
 
@@ -176,14 +177,12 @@ def export(
     from data.writers import WRITERS
     from pipelines.progress import bar
 
+    writer = _of_kind("writer", format, WRITERS)
     store = _store(home)
-    stored = store.dataset(dataset)
+    stored = _dataset(store, dataset)
     chosen = None if labels is None else store.find_labels(stored, labels)
-    kinds = {str(writer.model_fields["kind"].default): writer for writer in WRITERS}
-    if format not in kinds:
-        raise ConfigurationError(f"there is no writer '{format}'. Writers: {', '.join(kinds)}.")
     with bar(f"export {dataset}", stored.manifest.n_steps, "steps") as progress:
-        findings = write(stored, path, kinds[format].model_validate({}), chosen, progress)
+        findings = write(stored, path, writer, chosen, progress)
     if json:
         said: list[JsonValue] = [finding.model_dump(mode="json") for finding in findings]
         label = None if chosen is None else chosen.id
@@ -203,22 +202,39 @@ def _store(home: Path) -> Store:
     return Home(home).store
 
 
-def _reader(kind: str) -> Reader:
-    from data.readers import READERS
-
-    kinds = {str(reader.model_fields["kind"].default): reader for reader in READERS}
+def _of_kind(what: str, kind: str, known: Sequence[type[K]]) -> K:
+    """The reader or writer of a kind, with default settings."""
+    kinds = {str(one.model_fields["kind"].default): one for one in known}
     if kind not in kinds:
-        raise ConfigurationError(f"there is no reader '{kind}'. Readers: {', '.join(sorted(kinds))}.")
+        raise ConfigurationError(f"there is no {what} '{kind}'. There is: {', '.join(kinds)}.")
     return kinds[kind].model_validate({})
 
 
-def _parent(store: Store, name: str) -> Parent:
+def _dataset(store: Store, said: str) -> StoredDataset:
+    """A stored dataset by NAME, or NAME@DIGEST, of which the beginning will do."""
+    name, _, digest = said.partition("@")
+    return store.dataset(name, digest or None)
+
+
+def _parent(store: Store, said: str) -> Parent:
     """A stored dataset with its own rewards, if it has any."""
     from data.operations import Parent
 
-    stored = store.dataset(name)
+    stored = _dataset(store, said)
     own = [found for found in store.label_sets(stored.digest) if found.labeler == SOURCE]
     return Parent(stored, own[0] if own else None)
+
+
+def _ingested(path: Path, scratch: Path) -> Store:
+    """A store with one dataset, that of a file."""
+    from data.ingest import ingest
+    from data.store import Store
+    from pipelines.progress import bar
+
+    store = Store(scratch)
+    with bar(f"read {path.name}", None, "steps") as progress:
+        ingest(path, FROM_FILE, store, progress=progress)
+    return store
 
 
 def _fraction(part: str) -> tuple[str, float]:
@@ -229,26 +245,44 @@ def _fraction(part: str) -> tuple[str, float]:
         raise ConfigurationError(f"'{part}': a part is named with its fraction: train=0.9.") from None
 
 
-def _refuse_existing(path: Path) -> None:
+def _draw(path: Path, stored: StoredDataset, sets: Sequence[StoredLabels]) -> None:
+    if path.suffix != ".svg":
+        raise ConfigurationError(f"{path}: the picture is an SVG: give it a name that ends in .svg.")
     if path.exists():
-        raise ConfigurationError(f"{path}: it exists already, and is left as it is.")
+        raise ConfigurationError(f"{path}: there is something of this name; it is not overwritten. Choose another.")
+    from pipelines.figures import dataset_figure
+    from pipelines.home import write_whole
+
+    returns = {found.labeler: stored.returns(found) for found in sets if found.manifest.column == "rewards"}
+    write_whole(path, dataset_figure(stored.trajectories().lengths, returns))
+
+
+def _described(stored: StoredDataset, sets: Sequence[StoredLabels]) -> JsonValue:
+    labels: list[JsonValue] = [
+        {"labeler": found.labeler, **found.manifest.model_dump(mode="json", include=SAID_OF_LABELS)} for found in sets
+    ]
+    return {"dataset": stored.manifest.model_dump(mode="json"), "labels": labels}
+
+
+def _print_described(stored: StoredDataset, sets: Sequence[StoredLabels]) -> None:
+    from rich.console import Console
+
+    from pipelines.tables import dataset_tables
+
+    for shown in dataset_tables(stored, sets):
+        Console().print(shown, highlight=False, markup=False)
 
 
 def _print_check(file: Path, found: Check) -> None:
+    said = found.to_json()
     if found.counts is None:
         print(f"{file.name}: {found.format or 'no known format'}, refused")
     else:
-        counts = found.counts
-        print(
-            f"{file.name}: {found.format}, {counts.episodes:,} episodes, {counts.steps:,} steps; "
-            f"{counts.terminated:,} terminated, {counts.truncated:,} truncated"
-        )
-    spaces = found.to_json()
+        counts = ", ".join(f"{said[name]:,} {name}" for name in ("episodes", "steps", "terminated", "truncated"))
+        print(f"{file.name}: {found.format}, {counts}")
     for key in ("observation", "action", "reward_sum"):
-        if spaces[key] is not None:
-            print(
-                f"  {key.replace('_', ' ')}: {json_module.dumps(spaces[key]) if key != 'reward_sum' else spaces[key]}"
-            )
+        if said[key] is not None:
+            print(f"  {key.replace('_', ' ')}: {json_module.dumps(said[key])}")
     _print_findings(found.problems)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import JsonValue
 from rich.table import Table
 
 from data.statistics import Moments
@@ -110,7 +111,7 @@ def _caption(unit: str | None, score: float | None) -> str:
 
 
 def dataset_tables(stored: StoredDataset, sets: Sequence[StoredLabels]) -> list[Table | str]:
-    """A stored dataset: what it is, returns by label set, statistics of each dimension, findings."""
+    """A stored dataset: what it is, its label sets and returns, statistics of each dimension, findings."""
     manifest = stored.manifest
     lengths = manifest.lengths
     actions = "continuous"
@@ -120,6 +121,7 @@ def dataset_tables(stored: StoredDataset, sets: Sequence[StoredLabels]) -> list[
         actions = f"continuous in [{manifest.action_bounds[0]:g}, {manifest.action_bounds[1]:g}]"
     shown: list[Table | str] = [
         f"{stored.name} {stored.digest}\n"
+        f"{_origin(manifest.provenance)}\n"
         f"{manifest.n_episodes:,} episodes, {manifest.n_steps:,} steps; {manifest.n_terminated:,} terminated, "
         f"{manifest.n_truncated:,} truncated, {manifest.n_unobserved:,} without a final observation\n"
         f"steps an episode: {lengths.minimum:,} to {lengths.maximum:,}, median {lengths.median:g}, "
@@ -128,18 +130,30 @@ def dataset_tables(stored: StoredDataset, sets: Sequence[StoredLabels]) -> list[
         f"actions {manifest.action.dtype} {manifest.action.shape}, {actions}"
     ]
     if sets:
-        returns = _table("returns by label set", [])
+        table = _table("returns by label set", [])
         for title in ("labels", "id", "mean", "std", "lowest", "highest"):
-            returns.add_column(title, justify="left" if title in ("labels", "id") else "right", overflow="fold")
+            table.add_column(title, justify="left" if title in ("labels", "id") else "right", overflow="fold")
         for labels in sets:
-            found = labels.manifest.returns or {}
-            values = [f"{float(str(found[key])):,.2f}" for key in ("mean", "std", "minimum", "maximum")]
-            returns.add_row(labels.labeler, labels.id[:12], *values)
-        shown.append(returns)
+            returns = labels.manifest.returns
+            values = ["actions"]
+            if returns is not None:
+                values = [f"{float(str(returns[key])):,.2f}" for key in ("mean", "std", "minimum", "maximum")]
+            table.add_row(labels.labeler, labels.id[:12], *values)
+        shown.append(table)
     for column in ("observations", "actions"):
         shown.append(_moments_table(column, stored.statistics(column)))
     shown += [f"{finding.severity}: {finding.message} [{finding.code}]" for finding in manifest.findings]
     return shown
+
+
+def _origin(provenance: JsonValue) -> str:
+    """Where a dataset came from, in a line: a file, or others by an operation."""
+    match provenance:
+        case {"file": str(file), "reader": {"kind": str(kind)}}:
+            return f"from {file}, read as {kind}"
+        case {"operation": str(operation), "parents": [*parents]}:
+            return f"by {operation} from {', '.join(str(p['name']) for p in parents if isinstance(p, dict))}"
+    return "from elsewhere"
 
 
 def _moments_table(title: str, moments: Moments, most: int = 32) -> Table:
