@@ -54,10 +54,17 @@ def read_arrow(path: Path, name: str | None = None) -> pa.Table:
 
 def _texts(views: pa.ChunkedArray) -> pa.ChunkedArray:
     """Text kept as views, as `large_string`. Arrow's own cast also follows the views of missing values, which nothing
-    checks: in a damaged file they lead out of memory."""
-    present = views.drop_null().cast(pa.large_string())
-    is_there = views.is_valid().to_numpy()
-    return present.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
+    checks: in a damaged file they lead out of memory. So these are emptied first."""
+    chunks = []
+    for chunk in views.chunks:
+        if chunk.null_count:
+            missing, structs, *texts = chunk.buffers()
+            rows = np.frombuffer(structs, np.uint8, count=(chunk.offset + len(chunk)) * 16).reshape(-1, 16).copy()
+            rows[chunk.offset :][~chunk.is_valid().to_numpy(zero_copy_only=False)] = 0
+            buffers = [missing, pa.py_buffer(rows), *texts]
+            chunk = pa.Array.from_buffers(chunk.type, len(chunk), buffers, offset=chunk.offset)
+        chunks.append(chunk.cast(pa.large_string()))
+    return pa.chunked_array(chunks, pa.large_string())
 
 
 def _check_signature(path: Path, name: str, signature: bytes, format_name: str) -> None:
