@@ -24,7 +24,7 @@ from pydantic import JsonValue
 from data.readers.actions import common_bounds
 from data.readers.flat import FlatReader
 from data.readers.flat_source import FlatSource
-from data.readers.hdf5 import HDF5_SIGNATURE, arrays, check_array, open_hdf5, reading, text_of
+from data.readers.hdf5 import HDF5_SIGNATURE, arrays, attributes_of, check_array, open_hdf5, reading, text_of
 
 NEEDED = ("observations", "actions", "terminals")
 KEYS = {key: key for key in (*NEEDED, "rewards", "timeouts", "next_observations")} | {
@@ -104,7 +104,7 @@ class D4RLSource(FlatSource):
 
     def _read_metadata(self, others: Mapping[str, h5py.Dataset]) -> dict[str, JsonValue]:
         with reading(self._path, "attributes"):
-            kept = {key: text_of(value) for key, value in self._file.attrs.items()}
+            kept = attributes_of(self._file)
         for key, array in others.items():
             if array.shape == ():
                 with reading(self._path, key):

@@ -88,15 +88,22 @@ def check_array(path: Path, key: str, array: h5py.Dataset) -> None:
         )
 
 
+def attributes_of(holder: h5py.File | h5py.Group) -> dict[str, JsonValue]:
+    """All attributes of a file or group as JSON. Call it within `reading`."""
+    return {str(text_of(key)): text_of(value) for key, value in holder.attrs.items()}
+
+
 def text_of(value: object) -> JsonValue:
-    """A scalar attribute or array as JSON: text stays text, whatever way it was stored."""
+    """A scalar attribute or array as JSON: text stays text, whatever way it was stored, and damaged text is marked."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, np.ndarray):
         return [text_of(v) for v in value.tolist()]
     if isinstance(value, np.generic):
         return text_of(value.item())
-    if isinstance(value, (str, int, float, bool)):
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, (int, float, bool)):
         return value if not isinstance(value, float) or np.isfinite(value) else str(value)
     return str(value)
 

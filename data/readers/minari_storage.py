@@ -25,7 +25,7 @@ from pydantic import JsonValue
 from data.errors import DatasetError
 from data.readers.arrow import column_values, open_parquet, read_arrow, reading_arrow
 from data.readers.files import read_json
-from data.readers.hdf5 import arrays, check_array, open_hdf5, reading, text_of
+from data.readers.hdf5 import arrays, attributes_of, check_array, open_hdf5, reading
 from data.readers.observations import PLAIN
 from data.readers.reader import Space
 
@@ -89,7 +89,7 @@ class HDF5Storage(MinariStorage):
 
     def attributes(self) -> dict[str, JsonValue]:
         with reading(self._path, "attributes"):
-            return {key: text_of(value) for key, value in self._file.attrs.items()}
+            return attributes_of(self._file)
 
     def spaces(self, declared: Declared) -> dict[str, Space]:
         root = f"{self.name(self.episodes[0])}/observations"

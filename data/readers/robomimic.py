@@ -26,7 +26,7 @@ from pydantic import JsonValue
 
 from data.findings import Severity
 from data.readers.continuity import compare
-from data.readers.hdf5 import HDF5_SIGNATURE, check_array, open_hdf5, reading, text_of
+from data.readers.hdf5 import HDF5_SIGNATURE, attributes_of, check_array, open_hdf5, reading, text_of
 from data.readers.reader import Space
 from data.readers.recorded import PLACES, Episode, MarkedReader, RecordedSource
 
@@ -95,7 +95,7 @@ class RobomimicSource(RecordedSource):
         self._understand_actions(self._settings, actions.shape[1:], actions.dtype)
         with reading(self._path, "data"):
             self._has = {key: key in self._file["data"][first] for key in ("dones", "rewards")}
-            attributes = {key: text_of(value) for key, value in self._file["data"].attrs.items()}
+            attributes = attributes_of(self._file["data"])
             counts = {name: self._file["data"][name].attrs.get("num_samples") for name in demonstrations}
         self._count_steps(counts, attributes.get("total"))
         self.findings.append(self._settings.said("'dones'" if self._has["dones"] else None))

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from data.errors import DatasetError
+from data.ingest import ingest
 from data.labels import episode_returns
 from data.readers import recognise
 from data.readers.d4rl import D4RL
+from data.store import Store
 
 
 @pytest.fixture
@@ -311,6 +313,14 @@ def test_a_key_that_is_no_text_is_shown_as_bytes(read, plain, write_hdf5):
         read(path)
 
 
+def test_metadata_that_is_no_text_is_marked(read, plain, write_hdf5, tmp_path):
+    path = write_hdf5("file.hdf5", {"maker": "somebody"}, **plain)
+    path.write_bytes(path.read_bytes().replace(b"somebody", b"some\xff\xfedy").replace(b"maker\0", b"mak\xffr\0"))
+    ingest(path, "toy", Store(tmp_path / "store"))
+    provenance = Store(tmp_path / "store").dataset("toy").manifest.provenance
+    assert provenance["metadata"] == {"mak\ufffdr": "some\ufffd\ufffddy"}
+
+
 def test_content_decides_the_format(write_hdf5, plain):
     path = write_hdf5("recording.bin", **plain)
     assert recognise(path) == D4RL()
@@ -322,7 +332,7 @@ def test_content_decides_the_format(write_hdf5, plain):
         (b"", "the file is empty"),
         (b"<html><head><title>404</title></head></html>", "looks like a web page"),
         (b"\n  <!DOCTYPE html>\n<html></html>", "looks like a web page"),
-        (b"episode,step\n", "no known format"),
+        (b"GIF89a", "no known format"),
     ],
 )
 def test_what_is_no_dataset_is_said_in_its_own_words(tmp_path, content, message):
