@@ -129,6 +129,8 @@ class TableSource(RecordedSource):
         self._observation = self._several("observations", settings.observations, OBSERVATIONS)
         self._action = self._several("actions", settings.actions, ACTIONS)
         self._reward = self._named("reward", settings.reward, REWARD)
+        if self._reward is not None:
+            self._space([self._reward], "reward")
         self._flag_columns = {
             "terminated": self._named("terminated", settings.terminated, () if settings.end else TERMINATED),
             "truncated": self._named("truncated", settings.truncated, () if settings.end else TRUNCATED),
@@ -396,7 +398,9 @@ class TableSource(RecordedSource):
             rows = [np.isin(words, values) for values in (self._end.terminated, self._end.truncated)]
         elif any(self._flag_columns.values()):
             rows = [
-                np.zeros(len(table), bool) if column is None else pc.fill_null(table.column(column), 0).to_numpy() == 1
+                np.zeros(len(table), bool)
+                if column is None
+                else pc.fill_null(table.column(column).cast(pa.float64()), 0).to_numpy() == 1
                 for column in self._flag_columns.values()
             ]
         else:
