@@ -97,7 +97,8 @@ class ArraysSource(FlatSource):
         found = self._files.arrays
         keys = self._find_keys(found, settings.keys)
         for key in keys.values():
-            found[key][:0]  # refuses Python objects
+            if found[key].dtype.hasobject:
+                found[key][:0]  # raises, saying why
         self._note("keys", "; ".join(f"{role}: '{key}'" for role, key in keys.items()) + ".")
         self._decide_ends(keys, settings)
         self._understand({role: found[key] for role, key in keys.items()}, keys)

@@ -156,6 +156,8 @@ def test_without_any_flags_the_rules_of_flat_recordings_cut_or_ask(read_npz, pla
             r"which of observations, obs is meant.*keys: \{observations: obser",
         ),
         (lambda a: a.update(rewards=np.zeros(14)), r"15 observations but 14 rewards"),
+        (lambda a: a.update(rewards=np.float32(1)), r"15 observations but 0 rewards"),
+        (lambda a: a.update(observations=np.zeros((15, 0))), r"'observations' has shape \(15, 0\): no numbers"),
         (lambda a: a.update(terminals=np.full(15, 2)), r"'terminals' is 2 at row 0: flags are 0 or 1"),
         (lambda a: a.update(rewards=np.array(["a"] * 15)), r"'rewards' is <U1: expected numbers"),
         (
