@@ -54,11 +54,16 @@ def arrays(file: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
 
     def visit(key: str | bytes, item: h5py.Dataset | h5py.Group) -> None:
         if isinstance(item, h5py.Dataset):
-            found[key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")] = item
+            found[_name(key)] = item
 
     with reading(path, "/"):
         file.visititems(visit)
     return found
+
+
+def names(group: h5py.Group) -> list[str]:
+    """Names in a group, in the file's order; bytes that are no text as `\\xff`."""
+    return [_name(name) for name in group]
 
 
 def check_array(path: Path, key: str, array: h5py.Dataset) -> None:
@@ -119,3 +124,8 @@ def describe_hdf5(path: Path) -> str:
 
 def _brief(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _name(name: str | bytes) -> str:
+    """h5py gives names that are not UTF-8, as in a damaged file, as bytes."""
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")

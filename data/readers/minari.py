@@ -26,7 +26,7 @@ import numpy as np
 from data.findings import Severity
 from data.readers.actions import common_bounds
 from data.readers.files import check_readable, read_json
-from data.readers.hdf5 import HDF5_SIGNATURE, open_hdf5, reading
+from data.readers.hdf5 import HDF5_SIGNATURE, names, open_hdf5, reading
 from data.readers.minari_spaces import (
     Box,
     Dict,
@@ -67,7 +67,7 @@ class Minari(KeyedReader):
             if stream.read(8) != HDF5_SIGNATURE:
                 return False
         with open_hdf5(path) as file, reading(path, "/"):
-            first = next((file[key] for key in file if re.fullmatch(r"episode_\d+", key)), None)
+            first = next((file[key] for key in names(file) if re.fullmatch(r"episode_\d+", key)), None)
             return isinstance(first, h5py.Group) and "observations" in first
 
 

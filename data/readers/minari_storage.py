@@ -25,7 +25,7 @@ from pydantic import JsonValue
 from data.errors import DatasetError
 from data.readers.arrow import column_values, open_parquet, read_arrow, reading_arrow
 from data.readers.files import read_json
-from data.readers.hdf5 import arrays, attributes_of, check_array, open_hdf5, reading
+from data.readers.hdf5 import arrays, attributes_of, check_array, names, open_hdf5, reading
 from data.readers.observations import PLAIN
 from data.readers.reader import Space
 
@@ -79,7 +79,7 @@ class HDF5Storage(MinariStorage):
         self._path = path
         self._file = open_hdf5(path)
         with reading(path, "/"):
-            self.episodes = sorted(int(m[1]) for key in self._file if (m := re.fullmatch(r"episode_(\d+)", key)))
+            self.episodes = sorted(int(m[1]) for key in names(self._file) if (m := re.fullmatch(r"episode_(\d+)", key)))
         if not self.episodes:
             self._file.close()
             raise DatasetError(f"{path.name}: no groups 'episode_0', 'episode_1', ...: not a Minari file, or empty.")

@@ -26,7 +26,7 @@ from pydantic import JsonValue
 
 from data.findings import Severity
 from data.readers.continuity import compare
-from data.readers.hdf5 import HDF5_SIGNATURE, attributes_of, check_array, open_hdf5, reading, text_of
+from data.readers.hdf5 import HDF5_SIGNATURE, attributes_of, check_array, names, open_hdf5, reading, text_of
 from data.readers.reader import Space
 from data.readers.recorded import PLACES, Episode, MarkedReader, RecordedSource
 
@@ -52,7 +52,7 @@ class Robomimic(MarkedReader):
                 return False
         with open_hdf5(path) as file, reading(path, "data"):
             data = file.get("data")
-            return isinstance(data, h5py.Group) and any(_number(name) is not None for name in data)
+            return isinstance(data, h5py.Group) and any(_number(name) is not None for name in names(data))
 
 
 class RobomimicSource(RecordedSource):
@@ -78,12 +78,12 @@ class RobomimicSource(RecordedSource):
     def _open(self) -> None:
         with reading(self._path, "data"):
             data = self._file.get("data")
-            names = list(data) if isinstance(data, h5py.Group) else []
-        demonstrations = sorted((name for name in names if _number(name) is not None), key=lambda n: _number(n) or 0)
+            present = names(data) if isinstance(data, h5py.Group) else []
+        demonstrations = sorted((name for name in present if _number(name) is not None), key=lambda n: _number(n) or 0)
         if not demonstrations:
-            present = ", ".join(names[:8]) or "nothing"
-            raise self._refuse("missing-key", f"no 'data/demo_0', 'data/demo_1', ...; 'data' holds {present}.")
-        others = [name for name in names if name not in demonstrations]
+            held = ", ".join(present[:8]) or "nothing"
+            raise self._refuse("missing-key", f"no 'data/demo_0', 'data/demo_1', ...; 'data' holds {held}.")
+        others = [name for name in present if name not in demonstrations]
         if others:
             message = f"'data' holds other things than 'demo_N', which are not read: {', '.join(others)}."
             self._note("other-keys", message, Severity.WARNING, len(others))
@@ -118,7 +118,7 @@ class RobomimicSource(RecordedSource):
             group = self._file.get("mask")
             if not isinstance(group, h5py.Group):
                 return {}
-            return {key: [str(text_of(name)) for name in np.atleast_1d(group[key][()])] for key in group}
+            return {key: [str(text_of(name)) for name in np.atleast_1d(group[key][()])] for key in names(group)}
 
     def _filtered(self, demonstrations: list[str], masks: dict[str, list[str]]) -> list[str]:
         key = self._settings.filter_key
@@ -145,8 +145,8 @@ class RobomimicSource(RecordedSource):
     def _spaces(self, name: str) -> dict[str, Space]:
         with reading(self._path, f"data/{name}"):
             group = self._file["data"][name]
-            keys = list(group["obs"]) if "obs" in group else []
-            present = ", ".join(group)
+            keys = names(group["obs"]) if "obs" in group else []
+            present = ", ".join(names(group))
         if not keys:
             raise self._refuse(
                 "missing-key",

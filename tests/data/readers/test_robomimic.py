@@ -186,6 +186,13 @@ def test_what_is_not_read_or_not_there_any_more_is_said(edited):
     assert "says 56 steps in all, and its demonstrations have 53" in got.finding("total-differs").message
 
 
+def test_a_name_that_is_no_text_is_said(path):
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"demo_9\0", b"demo_\xff\0"))
+    got = read_path(Robomimic(), path)
+    assert got.trajectories.n_episodes == 11 and r"demo_\xff" in got.finding("other-keys").message
+
+
 def test_rewards_are_optional(edited):
     def unreward(file: h5py.File) -> None:
         for demonstration in demonstrations(file):
