@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from data.errors import AssayError, ConfigurationError, WorkError
 from pipelines import data_commands, labels_commands
 from pipelines.home import Home, quieten
+from pipelines.options import HOME, AsJson, Where, print_json
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from pipelines.work import Work
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-
-HOME = Path(".assay")
-
-Where = Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME", help="Folder that everything is written to.")]
-AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON.")]
 
 app = App(
     name="assay",
@@ -126,7 +121,7 @@ def show(study: Path | None = None, *, home: Where = HOME, json: AsJson = False)
     if study is None:
         held = inventory.of_store(place.store)
         if json:
-            _print_json(held.model_dump(mode="json"))
+            print_json(held.model_dump(mode="json"))
         else:
             for table in inventory.tables(held):
                 _print(table)
@@ -135,7 +130,7 @@ def show(study: Path | None = None, *, home: Where = HOME, json: AsJson = False)
     comparison = work.remembered()
     if json:
         said = None if comparison is None else comparison.model_dump(mode="json")
-        _print_json({"study": work.study.study, "id": work.id, "progress": work.progress(), "comparison": said})
+        print_json({"study": work.study.study, "id": work.id, "progress": work.progress(), "comparison": said})
     else:
         _print(f"{work.study.study}: {work.progress()}")
         if comparison is not None:
@@ -150,7 +145,7 @@ def doctor(*, home: Where = HOME, json: AsJson = False) -> int:
 
     findings = examine(Home(home))
     if json:
-        _print_json([finding.model_dump(mode="json") for finding in findings])
+        print_json([finding.model_dump(mode="json") for finding in findings])
     else:
         _print(table(findings))
     return FAILED if any(finding.status == "fail" for finding in findings) else DONE
@@ -277,7 +272,7 @@ def _ingest_files(paths: Sequence[Path], home: Home) -> tuple[dict[str, Ingested
 def _print_comparison(work: Work, comparison: Comparison, json: bool) -> None:
     report = work.home.report(comparison.study)
     if json:
-        _print_json({**comparison.model_dump(mode="json"), "report": str(report)})
+        print_json({**comparison.model_dump(mode="json"), "report": str(report)})
         return
     from pipelines.tables import comparison_table
 
@@ -293,7 +288,7 @@ def _print_ingested(results: Mapping[str, Ingested | None], refused: Mapping[str
         stored: dict[str, JsonValue] = {
             name: None if r is None else r.model_dump(mode="json") for name, r in results.items()
         }
-        _print_json({"ingested": stored, "refused": dict(refused)})
+        print_json({"ingested": stored, "refused": dict(refused)})
     else:
         for name, result in results.items():
             assert result is not None, "what is not refused was ingested"
@@ -310,7 +305,7 @@ def _print_labels(work: Work, json: bool) -> None:
 
     comparison = compare(work)
     if json:
-        _print_json([row.model_dump(mode="json") for row in comparison.labels])
+        print_json([row.model_dump(mode="json") for row in comparison.labels])
     else:
         for dataset in work.study.datasets:
             _print(comparison_table(comparison, dataset))
@@ -319,7 +314,7 @@ def _print_labels(work: Work, json: bool) -> None:
 def _print_runs(work: Work, json: bool) -> None:
     cells = [cell for d in work.study.datasets for a in work.study.algorithms for cell in work.cells(d, a)]
     if json:
-        _print_json([dataclasses.asdict(cell) for cell in cells])
+        print_json([dataclasses.asdict(cell) for cell in cells])
     else:
         for cell in cells:
             _print(f"{cell.run_id}  {cell.name}")
@@ -329,7 +324,3 @@ def _print(shown: RenderableType) -> None:
     from rich.console import Console
 
     Console().print(shown, highlight=False, soft_wrap=isinstance(shown, str))
-
-
-def _print_json(value: JsonValue) -> None:
-    print(json_module.dumps(value, indent=1, ensure_ascii=False))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from data.errors import ConfigurationError
+from pipelines.options import HOME, AsJson, Where, print_json
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -27,9 +28,6 @@ FROM_FILE = "file"
 REFUSED = 2
 SAID_OF_LABELS = {"id", "column", "rewards", "returns", "actions"}
 
-Where = Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME", help="Folder that everything is written to.")]
-AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print the result as JSON.")]
-HOME = Path(".assay")
 
 app = App(name="data", help="Look at files and stored datasets, make others from them, write them in other formats.")
 
@@ -55,7 +53,7 @@ def check(
     with bar(f"check {file.name}", None, "steps") as progress:
         found = examine(file, reader, progress)
     if json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
     else:
         _print_check(file, found)
     return REFUSED if found.refused else 0
@@ -84,7 +82,7 @@ def show(
         if plot is not None:
             _draw(plot, stored, sets)
         if json:
-            _print_json(_described(stored, sets))
+            print_json(_described(stored, sets))
         else:
             _print_described(stored, sets)
             if plot is not None:
@@ -186,7 +184,7 @@ def export(
     if json:
         said: list[JsonValue] = [finding.model_dump(mode="json") for finding in findings]
         label = None if chosen is None else chosen.id
-        _print_json({"path": str(path), "dataset": stored.digest, "labels": label, "findings": said})
+        print_json({"path": str(path), "dataset": stored.digest, "labels": label, "findings": said})
     else:
         print(path)
         _print_findings(findings)
@@ -293,12 +291,8 @@ def _print_findings(findings: tuple[Finding, ...]) -> None:
 
 def _print_derived(derived: list[Derived], json: bool) -> None:
     if json:
-        _print_json([one.model_dump(mode="json") for one in derived])
+        print_json([one.model_dump(mode="json") for one in derived])
         return
     for one in derived:
         print(f"{one.name}: {one.dataset}")
         _print_findings(one.findings)
-
-
-def _print_json(value: JsonValue) -> None:
-    print(json_module.dumps(value, indent=1, ensure_ascii=False))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from data.errors import ConfigurationError, WorkError
+from pipelines.options import HOME, AsJson, Where, print_json
 
 if TYPE_CHECKING:
     import numpy as np
+    from pydantic import JsonValue
 
     from labelers.quality import Quality
     from pipelines.work import Work
@@ -29,8 +30,8 @@ def quality(
     dataset: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     labeler: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     plots: Path | None = None,
-    home: Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME")] = Path(".assay"),
-    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    home: Where = HOME,
+    json: AsJson = False,
 ) -> int:
     """Compare label sets with another one, step by step, episode by episode, and as rewards (STARC).
 
@@ -46,10 +47,6 @@ def quality(
         Only these labelers; all but the reference by default.
     plots
         Folder for one picture of each comparison, as SVG.
-    home
-        Folder that everything is written to.
-    json
-        Print the result as JSON.
     """
     from labelers.quality import plot
     from labelers.quality import quality as compare
@@ -80,8 +77,10 @@ def quality(
                     figure.savefig(plots / f"{name}.{one}.svg")
                 progress(1)
     if json:
-        said = {name: {one: q.model_dump(mode="json") for one, q in row.items()} for name, row in found.items()}
-        print(json_module.dumps({"against": against, "datasets": said}, indent=1))
+        said: dict[str, JsonValue] = {
+            name: {one: q.model_dump(mode="json") for one, q in row.items()} for name, row in found.items()
+        }
+        print_json({"against": against, "datasets": said})
         return 0
     from rich.console import Console
 
@@ -101,7 +100,7 @@ def export(
     path: Path,
     *,
     dataset: str | None = None,
-    home: Annotated[Path, Parameter(name="--home", env_var="ASSAY_HOME")] = Path(".assay"),
+    home: Where = HOME,
 ) -> int:
     """Write the rewards of a label set as a Parquet table: episode, step, reward, and the dataset they are for.
 
@@ -117,8 +116,6 @@ def export(
         File to write; it must not exist.
     dataset
         Dataset of the study; needed if there are several.
-    home
-        Folder that everything is written to.
     """
     from labelers.recorded import write_reward_file
     from pipelines.home import Home
