@@ -8,8 +8,8 @@ one column `end` of words or `done` of flags. Episodes are read in the order of 
 The observation after an episode's last step is known if the table has one more row for it, whose actions are empty.
 Other empty cells are NaN; an empty flag is no flag.
 
-Parquet is read in pieces if its rows are in order, and Arrow is mapped. CSV, and the columns that are read of any table
-whose rows have to be sorted, must fit in memory.
+Parquet is read a row group at a time if its rows are in order, and Arrow is mapped. CSV, and the columns that are read
+of any table whose rows have to be sorted, must fit in memory.
 """
 
 from __future__ import annotations

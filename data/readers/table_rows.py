@@ -51,14 +51,19 @@ class TableRows:
             return rows.select(list(columns)).cast(self._part(columns))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows of some columns in pieces, in the order of the file."""
+        """All rows of some columns in pieces, in the order of the file. Holds one row group of Parquet at a time."""
         with reading_arrow(self._name, "its rows"):
-            if isinstance(self._rows, pa.Table):
-                pieces = iter(self._rows.select(list(columns)).to_batches(max_chunksize=ROWS))
-            else:
-                pieces = self._rows.iter_batches(batch_size=ROWS, columns=list(columns))
-            for piece in pieces:
-                yield piece.select(list(columns)).cast(self._part(columns))
+            for rows in self._groups(list(columns)):
+                for piece in rows.select(list(columns)).to_batches(max_chunksize=ROWS):
+                    yield piece.cast(self._part(columns))
+
+    def _groups(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Not by ParquetFile.iter_batches: it keeps every row group that it has read until the last."""
+        if isinstance(self._rows, pa.Table):
+            yield self._rows
+            return
+        for group in range(self._rows.num_row_groups):
+            yield self._rows.read_row_group(group, columns=columns)
 
     def _part(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([self.schema.field(column) for column in columns])

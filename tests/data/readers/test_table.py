@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from data.errors import DatasetError
 from data.labels import episode_returns
 from data.readers import recognise
 from data.readers.reader import RefusedError
-from data.readers.table import Table
+from data.readers.table import End, Table
+from data.readers.table_rows import TableRows
 from tests.data.readers.reading import Read, read_path
 
 ROWS = pl.DataFrame(
@@ -192,7 +195,40 @@ def test_no_rows_are_no_steps(refusal):
     assert "no steps" in refusal(ROWS.clear())
 
 
+@pytest.mark.parametrize("step", [[1, 2, 3, 1, 2], [0, 1, 2, 3, 4], [0.0, 1.0, 2.0, 0.0, 1.0]])
+def test_steps_may_start_anywhere_go_on_over_episodes_or_be_whole_floats(read, step):
+    table = ROWS.with_columns(pl.Series("step", step))
+    assert read(table).trajectories.digest() == read(ROWS).trajectories.digest()
+
+
+def test_pictures_keep_their_shape_and_bytes(read):
+    pictures = np.arange(20, dtype=np.uint8).reshape(5, 2, 2)
+    got = read(ROWS.drop("obs_0", "obs_1").with_columns(obs=pl.Series(pictures)))
+    assert got.source.observation.shape == (2, 2) and got.trajectories.observations.dtype == np.uint8
+    np.testing.assert_array_equal(got.trajectories.step_observations, pictures)
+
+
+def test_an_episode_with_an_empty_number_is_left_out_on_request(read):
+    got = read(ROWS.with_columns(obs_1=pl.Series([1.0, 1.25, 1.5, None, -1.25])), not_finite="leave_out")
+    assert got.trajectories.lengths.tolist() == [3] and got.finding("empty-cells").count == 1
+
+
 # ---------------------------------------------------------------- ends
+
+
+def test_an_empty_flag_is_no_flag(read):
+    flags = {"terminated": [None, None, True, None, None], "truncated": [0.0, None, 0.0, 0.0, 1.0]}
+    assert ends(read(ROWS.with_columns(**{key: pl.Series(values) for key, values in flags.items()}))) == BOTH
+
+
+def test_words_and_flags_together_are_refused():
+    with pytest.raises(ValidationError, match="give either `end`, or `terminated` and `truncated`"):
+        Table(end=End(column="end"), terminated="terminated")
+
+
+def test_several_actions_are_empty_together_or_not_at_all(refusal):
+    table = ROWS.drop("action").with_columns(u0=pl.Series([0.5, 0.5, None, 1.0, 1.0]), u1=pl.Series([0.5] * 5))
+    assert "episode 0: its last row has 'u1' and no 'u0'" in refusal(table)
 
 
 def test_words_say_how_an_episode_ended(read, refusal):
@@ -251,3 +287,32 @@ def test_text_cut_inside_its_last_line_is_refused(tmp_path):
     (tmp_path / "steps.csv").write_bytes((tmp_path / "steps.csv").read_bytes()[:-20])
     with pytest.raises(DatasetError, match=r"^steps\.csv: cut short: its last line has \d of 8 columns"):
         Table().open(tmp_path / "steps.csv")
+
+
+def test_flags_as_python_writes_them_in_text_are_understood(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("episode,step,x0,u,terminated\n0,0,0.5,1.5,False\n0,1,0.25,-1,True\n1,0,1,0.5,False")
+    assert ends(read_path(Table(), path)) == ([2, 1], [True, False], [False, True])
+
+
+def test_the_first_fraction_far_down_a_column_of_text_makes_it_floats(tmp_path):
+    path = tmp_path / "steps.csv"
+    values = [1] * 2999 + [0.5]
+    path.write_text("episode,step,x0,u\n" + "".join(f"0,{t},{x},0.5\n" for t, x in enumerate(values)))
+    got = read_path(Table(), path).trajectories
+    assert got.observations.dtype == np.float32 and got.step_observations[:, 0].tolist() == values
+
+
+def test_text_that_is_no_table_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("Dear reader\nthese are no numbers\n")
+    with pytest.raises(DatasetError, match=r"^notes\.txt: no table: expected Parquet, an Arrow IPC file, or text"):
+        Table().open(tmp_path / "notes.txt")
+
+
+def test_reading_parquet_holds_few_row_groups_whatever_the_size(tmp_path):
+    n, rows = 16, 1 << 14
+    table = pl.DataFrame({"x": np.random.default_rng(0).normal(size=n * rows)})
+    table.write_parquet(tmp_path / "steps.parquet", row_group_size=rows)
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in TableRows(tmp_path / "steps.parquet").batches(["x"])]
+    assert len(held) >= n and max(held) < 4 * rows * 8
