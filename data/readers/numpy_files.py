@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ def reading_numpy(where: str) -> Iterator[None]:
         KeyError,
         RuntimeError,
         MemoryError,
+        tokenize.TokenError,
     ) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DatasetError(f"{where} cannot be read: the file is damaged or cut short ({reason}).") from error
@@ -139,11 +141,11 @@ class NumpyFiles:
         with reading_numpy(f"{path.name}: its contents"):
             archive = zipfile.ZipFile(file)
         for member in archive.infolist():
-            if member.filename.endswith(".npy"):
-                name = member.filename.removesuffix(".npy")
-                with reading_numpy(f"{path.name}: '{name}'"):
-                    stream = archive.open(member)
-                self._streams.append(stream)
+            name = member.filename.removesuffix(".npy")
+            with reading_numpy(f"{path.name}: '{name}'"):
+                stream = archive.open(member)  # raises if its two names in the archive differ, whatever they end in
+            self._streams.append(stream)
+            if name != member.filename:
                 self.arrays[name] = NumpyArray(f"{path.name}: '{name}'", stream, member.file_size)
 
 

@@ -84,3 +84,20 @@ def test_other_members_of_an_archive_are_left_alone(tmp_path):
         archive.writestr("README.txt", "three values")
     with NumpyFiles(tmp_path / "a.npz") as file:
         assert list(file.arrays) == ["values"]
+
+
+def test_an_array_renamed_by_damage_is_not_taken_for_another_member(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, values=np.arange(3))
+    before, _, after = path.read_bytes().rpartition(b"values.npy")  # in the directory at the end
+    path.write_bytes(before + b"values.npx" + after)
+    with pytest.raises(DatasetError, match=r"^a\.npz: 'values\.npx' cannot be read"):
+        NumpyFiles(path)
+
+
+def test_a_damaged_header_is_named(tmp_path):
+    np.save(tmp_path / "actions.npy", np.zeros((5, 2)))
+    content = (tmp_path / "actions.npy").read_bytes()
+    (tmp_path / "actions.npy").write_bytes(content.replace(b"}    ", b"}  ( ", 1))
+    with pytest.raises(DatasetError, match=r"^actions\.npy: it cannot be read"):
+        NumpyFiles(tmp_path)
