@@ -8,7 +8,7 @@
 
 The observation after an episode's last step is not in the file. Parts of tuple observations are named by their place
 (`0`, `1`) and chosen by `observation_keys`. Columns that a user's own kind of episode adds are listed and not read.
-Files of version 1 are flat arrays: see `data/readers/d4rl.py`.
+Dumps of version 1 are flat arrays: see `data/readers/d4rl.py`.
 (Seno & Imai 2022, "d3rlpy: An Offline Deep Reinforcement Learning Library"; `d3rlpy.dataset.io`.)
 """
 

@@ -1,7 +1,9 @@
 """D4RL: HDF5 with flat arrays, one row a step, episodes marked by flags.
 
 Keys: `observations`, `actions`, `terminals`; optionally `rewards`, `timeouts`, `next_observations` and, in files that
-assay wrote, `infos/next_observed`. Where episodes begin and end is decided by the rules in `data/readers/flat.py`.
+assay wrote, `infos/next_observed`. Dumps of d3rlpy 1 have this layout and mark the end of every episode by
+`episode_terminals` in place of `timeouts`. Where episodes begin and end is decided by the rules in
+`data/readers/flat.py`.
 Other keys (`infos/*`, `metadata/*`) are listed; their scalars and the file's attributes are kept as metadata, text as
 text.
 
@@ -28,7 +30,8 @@ from data.readers.hdf5 import HDF5_SIGNATURE, arrays, attributes_of, check_array
 
 NEEDED = ("observations", "actions", "terminals")
 KEYS = {key: key for key in (*NEEDED, "rewards", "timeouts", "next_observations")} | {
-    "next_observed": "infos/next_observed"
+    "next_observed": "infos/next_observed",
+    "dones": "episode_terminals",
 }
 """The key of each role."""
 
@@ -81,10 +84,19 @@ class D4RLSource(FlatSource):
             check_array(self._path, KEYS[role], array)
         self._chunks = [array.chunks[0] for array in present.values() if array.chunks]
         self._understand(present, KEYS, *self._declarations())
+        if "dones" in present:
+            self._note("ends-taken", f"'{KEYS['dones']}' without 'terminals' or 'timeouts' are taken as truncated.")
         others = [key for key in found if key not in KEYS.values()]
         if others:
             self._note("other-keys", f"keys not used: {', '.join(others)}.", count=len(others))
         self.metadata = self._read_metadata({key: found[key] for key in others})
+
+    def _ends(self, rows: slice) -> tuple[np.ndarray, np.ndarray | None]:
+        terminals, timeouts = super()._ends(rows)
+        if "dones" in self._arrays:
+            ended = self._flags("dones", rows) & ~terminals
+            timeouts = ended if timeouts is None else timeouts | ended
+        return terminals, timeouts
 
     def _declarations(self) -> tuple[int | tuple[int, ...] | None, tuple[float, float] | None]:
         """Number of actions and bounds, as the attributes declare them."""

@@ -14,6 +14,7 @@ from data.errors import DatasetError
 from data.labels import episode_returns
 from data.readers import recognise
 from data.readers.d3rlpy import D3rlpy
+from data.readers.d4rl import D4RL
 from tests.data.readers.reading import Read, read_path
 
 FILES = Path(__file__).parent / "files"
@@ -98,3 +99,24 @@ def test_what_does_not_fit_is_refused_by_name(edited, change, message):
 def test_fewer_episodes_announced_than_there_are_is_said(edited):
     got = edited(lambda file: replace(file, "num_episodes", 2))
     assert got.trajectories.n_episodes == 2 and "'actions_2'" in got.finding("more-episodes").message
+
+
+def test_dumps_of_version_1_are_flat_and_mark_every_end(write_hdf5):
+    # `episode_terminals` of d3rlpy 1: also where an episode was cut, at rows 1 and 5.
+    path = write_hdf5(
+        "v1.h5",
+        observations=np.arange(12.0).reshape(6, 2),
+        actions=np.zeros((6, 1)),
+        rewards=np.arange(1.0, 7.0),
+        terminals=np.array([0, 0, 0, 1, 0, 0.0]),
+        episode_terminals=np.array([0, 1, 0, 1, 0, 1.0]),
+        discrete_action=False,
+        version="1.0",
+    )
+    assert recognise(path) == D4RL()
+    got = read_path(D4RL(), path)
+    assert got.trajectories.lengths.tolist() == [2, 2, 2]
+    assert got.trajectories.terminated.tolist() == [False, True, False]
+    assert got.trajectories.truncated.tolist() == [True, False, True]
+    assert "'episode_terminals'" in got.finding("ends-taken").message
+    assert got.finding("final-observation-unknown").count == 2
