@@ -215,12 +215,12 @@ def _dataset(store: Store, said: str) -> StoredDataset:
 
 
 def _parent(store: Store, said: str) -> Parent:
-    """A stored dataset with its own rewards, if it has any."""
+    """A stored dataset with its own rewards, if it has any. Raises StoreError if files gave it different ones."""
     from data.operations import Parent
 
     stored = _dataset(store, said)
-    own = [found for found in store.label_sets(stored.digest) if found.labeler == SOURCE]
-    return Parent(stored, own[0] if own else None)
+    has_own = any(found.labeler == SOURCE for found in store.label_sets(stored.digest))
+    return Parent(stored, store.find_labels(stored, SOURCE) if has_own else None)
 
 
 def _ingested(path: Path, scratch: Path) -> Store:

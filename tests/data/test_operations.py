@@ -156,3 +156,33 @@ def test_a_filter_that_keeps_too_little_or_says_nothing_is_refused(store: Store,
     with pytest.raises(ConfigurationError, match="needs a label set"):
         filter_episodes(store, "kept", whole, Criteria(top=1))
     assert [d.name for d in store.datasets()] == ["whole"]
+
+
+def test_returns_are_those_of_the_label_set_named_and_the_rewards_that_go_along_the_dataset_s_own(
+    store: Store, random_trajectories: Make
+) -> None:
+    data = random_trajectories((3, 2, 4))
+    own = np.zeros(9, np.float32)
+    whole = parent(store, "whole", data, own)
+    origin = {"labeler": {"kind": "counting"}}
+    ones = np.ones(9, np.float32)  # returns 3, 2, 4
+    counting = store.write_labels(whole.dataset, "1" * 64, lambda i, shard, steps: Labels(ones[steps]), origin)
+    filter_episodes(store, "longest", whole, Criteria(top=2), by=counting)
+    longest = store.dataset("longest")
+    assert lineage(longest)["settings"] == {"top": 2, "by": counting.id, "labeler": "counting"}
+    assert longest.digest == data.select([0, 2]).digest()
+    assert stored_rewards(store, longest).tolist() == [0.0] * 7
+
+
+def test_of_equal_returns_the_earlier_is_kept(store: Store, random_trajectories: Make) -> None:
+    whole = parent(store, "whole", random_trajectories((2, 2, 2)), np.ones(6, np.float32))
+    filter_episodes(store, "two", whole, Criteria(top=2), whole.rewards)
+    assert lineage(store.dataset("two"))["parents"][0]["episodes"] == [0, 1]  # type: ignore[index]
+
+
+def test_asked_again_nothing_new_is_stored(store: Store, random_trajectories: Make) -> None:
+    whole = parent(store, "whole", random_trajectories(), np.arange(13, dtype=np.float32))
+    first = filter_episodes(store, "best", whole, Criteria(top=2), whole.rewards)
+    kept = {path: path.stat().st_mtime_ns for path in store.root.glob("*/*/*/*")}
+    assert filter_episodes(store, "best", whole, Criteria(top=2), whole.rewards) == first
+    assert {path: path.stat().st_mtime_ns for path in store.root.glob("*/*/*/*")} == kept

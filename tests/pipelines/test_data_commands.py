@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -126,6 +127,14 @@ def test_datasets_of_one_name_are_told_apart_by_digest(home: Path, files: Path, 
     assert f"replay@{first}" in message and f"replay@{second}" in message
     said(capsys, "data", "filter", f"replay@{second[:8]}", "--shortest", 1, "--name", "x", "--home", home)
     assert store.dataset("x").digest == second
+
+
+def test_which_of_several_rewards_go_along_is_not_guessed(home: Path, files: Path, capsys: Capture) -> None:
+    with h5py.File(files / "expert.hdf5", "r+") as file:
+        file["rewards"][0] += 1
+    ingest(files / "expert.hdf5", "expert", Store(home / "store"))
+    assert _main(["data", "merge", "replay", "expert", "--name", "all", "--home", str(home)]) == 2
+    assert "'expert' has 2 label sets 'source'" in capsys.readouterr().err
 
 
 def test_merge_split_and_filter_make_new_datasets(home: Path, capsys: Capture) -> None:
