@@ -11,7 +11,7 @@ the embedding of step t, h_t the state after it of an LSTM that reads the embedd
     csc_instance_space_lstm     r_t = f([e_t, h_t])             concatenated skip connections; the paper's best
 
 What differs from the official code: returns are standardised, as G = sum over t of (rate + scale r_t); bags are trained
-in batches; the LSTM state is wider (2 there, to be looked at); no dropout; an ensemble, stopped early.
+in batches; the LSTM state is wider (2 there, to be looked at) and begins by remembering; no dropout; an ensemble.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from labelers.reward_model import held_out, standard_inputs, step_inputs
 EMBEDDING = 32
 """Width of an embedding; that of the other layers (64 and 32 before it, 32 and 16 in the head) is the paper's too."""
 
+FORGET_BIAS = 1.0
+"""Added to the initial bias of the LSTM's forget gate (Jozefowicz, Zaremba, Sutskever 2015)."""
+
 BATCH = 16
 LEARNING_RATE = 2e-3
 HELD_OUT = 0.1
 CHECK_EVERY = 100
-PATIENCE = 10
-"""Checks in a row without a better held-out error after which a member stops. What must be remembered is found late:
-errors stay on a plateau for hundreds of updates before they fall."""
+"""Updates between looks at the held-out error. Members keep the weights of their lowest, and train to the end: what
+must be remembered is found late, when errors have stayed on a plateau for hundreds of updates."""
 
 BAGS, CHUNK = 32, 64
 """Bags, and steps of each, that a network sees at once when labelling. Always as many, so that what a step is worth
@@ -65,7 +67,7 @@ class MultipleInstance(LearningLabeler):
     ended.
 
     returns: which are known. model: which network, see above. next_observations: whether s' is an input. members: size
-        of the ensemble. hidden: width of the LSTM's state. steps: at most so many updates of a member, on 16 bags each.
+        of the ensemble. hidden: width of the LSTM's state. steps: updates of each member, on 16 bags each.
     """
 
     kind: Literal["multiple_instance"] = "multiple_instance"
@@ -88,8 +90,8 @@ class MultipleInstance(LearningLabeler):
         episodes = np.flatnonzero(~np.isnan(evidence.returns))
         if len(episodes) < 2:
             raise ConfigurationError(
-                f"multiple_instance: {len(episodes)} known return(s). Some episodes are held out to know when to stop, "
-                "so at least two returns must be known: raise `fraction`."
+                f"multiple_instance: {len(episodes)} known return(s). Some are held out to choose the best weights, so "
+                "at least two must be known: raise `fraction`."
             )
         test = np.zeros(len(episodes), bool)
         test[np.random.default_rng([self.seed, 1]).permutation(len(episodes))[: _n_held_out(len(episodes))]] = True
@@ -165,8 +167,6 @@ class MultipleInstance(LearningLabeler):
                     lowest, best_step = error, step
                     best.load_state_dict(network.state_dict())
                 progress(1)
-                if step - best_step >= PATIENCE * CHECK_EVERY:
-                    break
         return best, best_step
 
 
@@ -180,6 +180,9 @@ class BagNetwork(nn.Module):
             nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, EMBEDDING), nn.ReLU()
         )
         self.memory = None if model == "instance_space_nn" else nn.LSTM(EMBEDDING, hidden, batch_first=True)
+        if self.memory is not None:
+            with torch.no_grad():
+                self.memory.get_parameter("bias_ih_l0")[hidden : 2 * hidden] += FORGET_BIAS
         seen = {"instance_space_nn": EMBEDDING, "csc_instance_space_lstm": EMBEDDING + hidden}.get(model, hidden)
         self.head = nn.Sequential(nn.Linear(seen, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.bags import remembered
 from data.errors import ConfigurationError, StoreError
 from data.labels import episode_returns
 from data.trajectories import Trajectories
@@ -78,36 +78,6 @@ def by_hand(network: BagNetwork, inputs: np.ndarray) -> list[float]:
         if network.model == "embedding_space_lstm":
             before = said
     return rewards
-
-
-def remembered(n_episodes: int, seed: int) -> tuple[Trajectories, np.ndarray]:
-    """A number comes at each step, and now and then a sign; a step earns the number times the last sign seen.
-
-    Before the first sign nothing is earned. No step shows what it is worth, but for those that show a sign.
-    """
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(5, 21, n_episodes)
-    n = int(lengths.sum())
-    numbers, signs = rng.normal(size=n), np.where(rng.random(n) < 0.15, rng.choice([-1, 1], n), 0)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    rewards = np.zeros(n, np.float32)
-    for start, stop in pairwise(offsets):
-        last = 0.0
-        for t in range(start, stop):
-            last = float(signs[t] or last)
-            rewards[t] = last * numbers[t]
-    observations = np.zeros((n + n_episodes, 3), np.float32)
-    rows = np.arange(n) + np.repeat(np.arange(n_episodes), lengths)
-    observations[rows] = np.stack([numbers, signs == 1, signs == -1], 1)
-    data = Trajectories(
-        observations=observations,
-        actions=np.zeros((n, 1), np.float32),
-        offsets=offsets,
-        terminated=np.zeros(n_episodes, bool),
-        truncated=np.ones(n_episodes, bool),
-        final_observed=np.zeros(n_episodes, bool),
-    )
-    return data, rewards
 
 
 def test_steps_of_an_embedding_space_are_differences_of_its_predictions() -> None:
@@ -193,7 +163,7 @@ def test_returns_of_thousands_in_bags_of_1_to_40_steps_come_back_in_their_own_un
         truncated=np.ones(n_bags, bool),
         final_observed=np.zeros(n_bags, bool),
     )
-    settings = {"model": "instance_space_nn", "next_observations": False, "members": 1, "steps": 1000}
+    settings = {"model": "instance_space_nn", "next_observations": False, "members": 1, "steps": 700}
     fitted = fit(data, returns, **settings)
     labels = fitted.label(data)
     assert labels.diagnostics is not None
@@ -316,7 +286,7 @@ def test_a_reward_that_hangs_on_a_remembered_event_is_recovered_by_memory_alone(
     new, new_rewards = remembered(200, seed=1)
     returns = episode_returns(rewards, data.offsets)
     found = {}
-    for model, steps in (("csc_instance_space_lstm", 1000), ("instance_space_nn", 1000)):
+    for model, steps in (("csc_instance_space_lstm", 1200), ("instance_space_nn", 600)):
         fitted = fit(data, returns, model=model, next_observations=False, members=1, hidden=32, steps=steps)
         found[model] = correlation(fitted.label(new).rewards, new_rewards).pearson
     assert found["csc_instance_space_lstm"] is not None and found["csc_instance_space_lstm"] >= 0.9
