@@ -98,7 +98,8 @@ def check(path: Path, reader: Reader | None = None, progress: Progress = silent)
                 counts.add(block.trajectories)
                 discrete = block.trajectories.discrete
                 if block.rewards is not None:
-                    reward_sum = (reward_sum or 0.0) + float(block.rewards.sum(dtype=np.float64))
+                    with np.errstate(invalid="ignore"):  # infinities of both signs, which the findings tell of
+                        reward_sum = (reward_sum or 0.0) + float(block.rewards.sum(dtype=np.float64))
                 progress(block.trajectories.n_steps)
         findings = source.findings
     except RefusedError as error:

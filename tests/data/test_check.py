@@ -55,9 +55,10 @@ def test_what_cannot_be_ingested_is_refused_with_every_reason(write_hdf5: Write)
     assert {(p.episode, p.step) for p in reasons} == {(1, 1), (0, 1)}
 
 
-def test_rewards_that_are_not_finite_have_no_sum_and_stop_nothing(write_hdf5: Write) -> None:
+@pytest.mark.parametrize("values", [[np.nan, 0.0], [np.inf, -np.inf]])
+def test_rewards_that_are_not_finite_have_no_sum_and_stop_nothing(write_hdf5: Write, values: list[float]) -> None:
     spoiled = arrays()
-    spoiled["rewards"][0] = np.nan
+    spoiled["rewards"][:2] = values
     found = check(write_hdf5("a.hdf5", **spoiled))
     assert not found.refused
     assert found.to_json()["reward_sum"] is None
