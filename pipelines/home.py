@@ -27,6 +27,8 @@ QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     "PREFECT_CLI_COLORS": "false",
+    # Prefect gives its own server 20 seconds to start, which a busy machine does not keep.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     # Spinning OpenMP threads cost forty times the work itself as soon as another process wants a core.
