@@ -27,6 +27,7 @@ import numpy as np
 from pydantic import Field
 
 from data.findings import Severity
+from data.readers.files import closed_on_failure
 from data.readers.flat import FlatReader
 from data.readers.flat_source import FlatSource
 from data.readers.hdf5 import text_of
@@ -82,11 +83,8 @@ class ArraysSource(FlatSource):
         super().__init__(settings, path)
         self._dones_are_terminals = settings.ends == "terminated"
         self._files = NumpyFiles(path)
-        try:
+        with closed_on_failure(self._files):
             self._open(settings)
-        except BaseException:
-            self._files.close()
-            raise
 
     def close(self) -> None:
         self._files.close()

@@ -24,7 +24,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from data.findings import Severity
-from data.readers.hdf5 import HDF5_SIGNATURE, check_array, open_hdf5, reading, text_of
+from data.readers.files import closed_on_failure
+from data.readers.hdf5 import check_array, is_hdf5, open_hdf5, reading, text_of
 from data.readers.observations import KeyedReader
 from data.readers.reader import Space
 from data.readers.recorded import Episode, RecordedSource
@@ -43,11 +44,8 @@ class D3rlpy(KeyedReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        if path.is_dir():
+        if not is_hdf5(path):
             return False
-        with path.open("rb") as stream:
-            if stream.read(8) != HDF5_SIGNATURE:
-                return False
         with open_hdf5(path) as file, reading(path, "/"):
             return COLUMNS in file and VERSION in file
 
@@ -61,11 +59,8 @@ class D3rlpySource(RecordedSource):
         super().__init__(path)
         self._settings = settings
         self._file = open_hdf5(path)
-        try:
+        with closed_on_failure(self._file):
             self._open()
-        except BaseException:
-            self._file.close()
-            raise
 
     def close(self) -> None:
         self._file.close()

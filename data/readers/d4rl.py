@@ -24,9 +24,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from data.readers.actions import common_bounds
+from data.readers.files import closed_on_failure
 from data.readers.flat import FlatReader
 from data.readers.flat_source import FlatSource
-from data.readers.hdf5 import HDF5_SIGNATURE, arrays, attributes_of, check_array, open_hdf5, reading, text_of
+from data.readers.hdf5 import arrays, attributes_of, check_array, is_hdf5, open_hdf5, reading, text_of
 
 NEEDED = ("observations", "actions", "terminals")
 KEYS = {key: key for key in (*NEEDED, "rewards", "timeouts", "next_observations")} | {
@@ -48,11 +49,8 @@ class D4RL(FlatReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        if path.is_dir():
+        if not is_hdf5(path):
             return False
-        with path.open("rb") as stream:
-            if stream.read(8) != HDF5_SIGNATURE:
-                return False
         with open_hdf5(path) as file:
             return sum(key in NEEDED for key in arrays(file, path)) >= 2
 
@@ -65,11 +63,8 @@ class D4RLSource(FlatSource):
     def __init__(self, settings: D4RL, path: Path) -> None:
         super().__init__(settings, path)
         self._file = open_hdf5(path)
-        try:
+        with closed_on_failure(self._file):
             self._open()
-        except BaseException:
-            self._file.close()
-            raise
 
     def close(self) -> None:
         self._file.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -50,3 +53,19 @@ def natural(name: object) -> list[str | int]:
     """Sorts names with numbers in them by those numbers: `run-2` before `run-10`."""
     parts = re.split(r"(\d+)", str(name))
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+class Closable(Protocol):
+    """Anything that can be closed."""
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_failure(file: Closable) -> Iterator[None]:
+    """Close `file` if what is done here, to understand it, fails."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise

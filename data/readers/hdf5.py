@@ -20,6 +20,14 @@ CHUNK_CACHE = 64 << 20
 """Bytes of decompressed chunks kept for each array, so that slices not aligned with chunks unpack no chunk twice."""
 
 
+def is_hdf5(path: Path) -> bool:
+    """Whether `path` is a file that begins as HDF5 does."""
+    if path.is_dir():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(8) == HDF5_SIGNATURE
+
+
 def open_hdf5(path: Path) -> h5py.File:
     """Open for reading. Raises DatasetError if the file is missing, not HDF5, or cut short."""
     check_readable(path)

@@ -25,8 +25,8 @@ import numpy as np
 
 from data.findings import Severity
 from data.readers.actions import common_bounds
-from data.readers.files import check_readable, read_json
-from data.readers.hdf5 import HDF5_SIGNATURE, names, open_hdf5, reading
+from data.readers.files import check_readable, closed_on_failure, read_json
+from data.readers.hdf5 import is_hdf5, names, open_hdf5, reading
 from data.readers.minari_spaces import (
     Box,
     Dict,
@@ -63,9 +63,8 @@ class Minari(KeyedReader):
     def recognises(cls, path: Path) -> bool:
         if path.is_dir():
             return bool(_data_folders(path))
-        with path.open("rb") as stream:
-            if stream.read(8) != HDF5_SIGNATURE:
-                return False
+        if not is_hdf5(path):
+            return False
         with open_hdf5(path) as file, reading(path, "/"):
             first = next((file[key] for key in names(file) if re.fullmatch(r"episode_\d+", key)), None)
             return isinstance(first, h5py.Group) and "observations" in first
@@ -87,11 +86,8 @@ class MinariSource(RecordedSource):
             self._storage = HDF5Storage(folder / MAIN)
         else:
             self._storage = ArrowStorage(folder)
-        try:
+        with closed_on_failure(self._storage):
             self._open(folder)
-        except BaseException:
-            self._storage.close()
-            raise
 
     def close(self) -> None:
         self._storage.close()

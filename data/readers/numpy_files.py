@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data.errors import DatasetError
-from data.readers.files import check_readable
+from data.readers.files import check_readable, closed_on_failure
 
 NPY_SIGNATURE, ZIP_SIGNATURE = b"\x93NUMPY", b"PK\x03\x04"
 
@@ -105,14 +105,11 @@ class NumpyFiles:
         check_readable(path)
         self._streams: list[IO[bytes]] = []
         self.arrays: dict[str, NumpyArray] = {}
-        try:
+        with closed_on_failure(self):
             if path.is_dir():
                 self._open_folder(path)
             else:
                 self._open_archive(path)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         for stream in self._streams:

@@ -26,7 +26,8 @@ from pydantic import JsonValue
 
 from data.findings import Severity
 from data.readers.continuity import compare
-from data.readers.hdf5 import HDF5_SIGNATURE, attributes_of, check_array, names, open_hdf5, reading, text_of
+from data.readers.files import closed_on_failure
+from data.readers.hdf5 import attributes_of, check_array, is_hdf5, names, open_hdf5, reading, text_of
 from data.readers.reader import Space
 from data.readers.recorded import PLACES, Episode, MarkedReader, RecordedSource
 
@@ -45,11 +46,8 @@ class Robomimic(MarkedReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        if path.is_dir():
+        if not is_hdf5(path):
             return False
-        with path.open("rb") as stream:
-            if stream.read(8) != HDF5_SIGNATURE:
-                return False
         with open_hdf5(path) as file, reading(path, "data"):
             data = file.get("data")
             return isinstance(data, h5py.Group) and any(_number(name) is not None for name in names(data))
@@ -64,11 +62,8 @@ class RobomimicSource(RecordedSource):
         super().__init__(path)
         self._settings = settings
         self._file = open_hdf5(path)
-        try:
+        with closed_on_failure(self._file):
             self._open()
-        except BaseException:
-            self._file.close()
-            raise
 
     def close(self) -> None:
         self._file.close()
