@@ -35,7 +35,7 @@ from data.trajectories import Trajectories
 from labelers.action_models import ActionModel, Choices, SquashedGaussian, explained_variance, restored
 from labelers.evidence import Evidence, LabelledActions
 from labelers.labeler import LearningLabeler, Progress, silent
-from labelers.networks import Adam, Networks, generator
+from labelers.networks import Adam, Best, Networks, generator
 from labelers.reward_model import BLOCK, blocks, standard_inputs
 
 BATCH = 256
@@ -163,8 +163,7 @@ class InverseDynamics(LearningLabeler):
         each = model.networks_per_member
         networks = Networks((inputs.shape[1], *self.hidden, model.n_outputs), starts * each, inputs.device)
         optimiser = Adam(networks.parameters(), LEARNING_RATE, decay_steps=self.steps)
-        best, best_step = networks.frozen(), torch.zeros(self.members, dtype=torch.int64)
-        highest = torch.full((self.members,), -torch.inf, device=inputs.device)
+        best = Best(networks, self.members, PATIENCE * CHECK_EVERY, inputs.device)
         for step in range(1, self.steps + 1):
             rows = torch.stack([torch.randint(len(inputs), (BATCH,), generator=draw) for draw in draws])
             rows = rows.to(inputs.device)
@@ -175,14 +174,10 @@ class InverseDynamics(LearningLabeler):
                 with torch.no_grad():
                     said = networks(test_inputs.expand(networks.n_networks, -1, -1))
                 likelihood = model.log_probability(said, test_targets[None]).mean(1)
-                better = likelihood > highest
-                highest = torch.where(better, likelihood, highest)
-                best.take(networks, better.repeat(each))
-                best_step[better.cpu()] = step
                 progress(1)
-                if step - int(best_step.max()) >= PATIENCE * CHECK_EVERY:
+                if best.look(step, networks, -likelihood, each):
                     break
-        return best, best_step.tolist()
+        return best.networks, best.steps.tolist()
 
 
 @dataclass(eq=False)

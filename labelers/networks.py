@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -170,3 +171,39 @@ def load_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> No
         if tensor.shape != tensors[name].shape:
             raise ValueError(f"{name}: expected {tuple(tensor.shape)}, found {tuple(tensors[name].shape)}")
         tensor.copy_(tensors[name])
+
+
+class Trainable(Protocol):
+    """Networks of several members that train together."""
+
+    def frozen(self) -> Self: ...
+
+    def take(self, source: Self, which: Tensor) -> None: ...
+
+
+N = TypeVar("N", bound=Trainable)
+
+
+class Best(Generic[N]):
+    """What each of M members had learned when its held-out error was lowest.
+
+    networks: with those weights, no gradients. steps: [M] int64, the updates after which they were looked at; 0 before.
+    """
+
+    def __init__(self, networks: N, n_members: int, patience: int, device: torch.device) -> None:
+        """patience: updates without a better error, of every member, after which training is over."""
+        self.networks = networks.frozen()
+        self.steps = torch.zeros(n_members, dtype=torch.int64)
+        self._lowest = torch.full((n_members,), torch.inf, device=device)
+        self._patience = patience
+
+    def look(self, step: int, networks: N, error: Tensor, each: int = 1) -> bool:
+        """Keep the weights of the members that are better than ever. Returns whether training is over.
+
+        error: [M], held-out. each: networks of a member; those of its first place come first, then those of its second.
+        """
+        better = error < self._lowest
+        self._lowest = torch.where(better, error, self._lowest)
+        self.networks.take(networks, better.repeat(each))
+        self.steps[better.cpu()] = step
+        return step - int(self.steps.max()) >= self._patience

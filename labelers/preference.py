@@ -34,7 +34,7 @@ from data.statistics import Moments, moments_of
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, Preferences
 from labelers.labeler import LearningLabeler, Progress, silent
-from labelers.networks import Adam, generator
+from labelers.networks import Adam, Best, generator
 from labelers.preferences import Annotator, AnyPreferences
 from labelers.reward_model import standard_inputs, step_inputs
 from labelers.segment_models import HEADS, AttentionModel, SegmentModel, StepModel, bradley_terry_loss
@@ -178,8 +178,7 @@ class Preference(LearningLabeler):
         optimiser = Adam(model.parameters(), LEARNING_RATE, decay_steps=self.steps)
         train = torch.from_numpy(np.flatnonzero(~test))
         held_out = torch.from_numpy(np.flatnonzero(test)).expand(self.members, -1)
-        best, best_step = model.frozen(), torch.zeros(self.members, dtype=torch.int64)
-        lowest = torch.full((self.members,), torch.inf, device=device)
+        best = Best(model, self.members, PATIENCE * CHECK_EVERY, device)
         for step in range(1, self.steps + 1):
             batch = torch.stack([train[torch.randint(len(train), (BATCH,), generator=draw)] for draw in draws])
             loss = pairs.loss(model, batch).mean(1).sum()
@@ -187,14 +186,10 @@ class Preference(LearningLabeler):
             if step % CHECK_EVERY == 0 or step == self.steps:
                 with torch.no_grad():
                     error = torch.cat([pairs.loss(model, part) for part in held_out.split(BATCH, 1)], 1).mean(1)
-                better = error < lowest
-                lowest = torch.where(better, error, lowest)
-                best.take(model, better)
-                best_step[better.cpu()] = step
                 progress(1)
-                if step - int(best_step.max()) >= PATIENCE * CHECK_EVERY:
+                if best.look(step, model, error):
                     break
-        return best, best_step.tolist()
+        return best.networks, best.steps.tolist()
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from data.statistics import Moments, moments_of, standardise
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, LabelledTransitions
 from labelers.labeler import LearningLabeler, Progress, silent
-from labelers.networks import Adam, Networks, generator
+from labelers.networks import Adam, Best, Networks, generator
 from labelers.quality import correlation
 
 BATCH = 128
@@ -144,8 +144,7 @@ class RewardModel(LearningLabeler):
         networks = Networks((inputs.shape[1], *self.hidden, 1), starts, inputs.device)
         optimiser = Adam(networks.parameters(), LEARNING_RATE, decay_steps=self.steps)
         samples = torch.stack([torch.randint(n, (n,), generator=draw) for draw in draws])
-        best, best_step = networks.frozen(), torch.zeros(self.members, dtype=torch.int64)
-        lowest = torch.full((self.members,), torch.inf, device=inputs.device)
+        best = Best(networks, self.members, PATIENCE * CHECK_EVERY, inputs.device)
         for step in range(1, self.steps + 1):
             places = torch.stack([torch.randint(n, (BATCH,), generator=draw) for draw in draws])
             rows = samples[everyone, places].to(inputs.device)
@@ -154,15 +153,10 @@ class RewardModel(LearningLabeler):
             if step % CHECK_EVERY == 0 or step == self.steps:
                 with torch.no_grad():
                     said = networks(test_inputs.expand(self.members, -1, -1)).squeeze(-1)
-                error = (said - test_targets).square().mean(1)
-                better = error < lowest
-                lowest = torch.where(better, error, lowest)
-                best.take(networks, better)
-                best_step[better.cpu()] = step
                 progress(1)
-                if step - int(best_step.max()) >= PATIENCE * CHECK_EVERY:
+                if best.look(step, networks, (said - test_targets).square().mean(1)):
                     break
-        return best, best_step.tolist()
+        return best.networks, best.steps.tolist()
 
 
 @dataclass(eq=False)

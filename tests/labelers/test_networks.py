@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labelers.networks import Adam, Networks, generator
+from labelers.networks import Adam, Best, Networks, generator
 
 SIZES = (3, 8, 8, 2)
 
@@ -113,3 +113,16 @@ def test_the_rate_falls_along_a_cosine() -> None:
     # 0.2 (1 + cos(pi t / 4)) / 2 at t = 0, 1, 2, 3; 0 from t = 4 on.
     half = math.sqrt(0.5)
     assert rates == pytest.approx([0.2, 0.1 * (1 + half), 0.1, 0.1 * (1 - half), 0.0, 0.0], abs=1e-12)
+
+
+def test_best_keeps_each_members_weights_at_its_lowest_error_and_says_when_to_stop() -> None:
+    def networks(value: float) -> Networks:
+        return Networks.of({"weight.0": torch.full((2, 1, 1), value), "bias.0": torch.zeros(2, 1, 1)})
+
+    best = Best(networks(0), n_members=2, patience=20, device=torch.device("cpu"))
+    errors = {10: [3.0, 5.0], 20: [2.0, 6.0], 30: [4.0, 4.0], 40: [2.0, 7.0]}
+    over = [best.look(step, networks(step), torch.tensor(error)) for step, error in errors.items()]
+    assert over == [False, False, False, False]  # the second member got better after 30
+    assert best.look(50, networks(50), torch.tensor([9.0, 9.0]))
+    assert best.steps.tolist() == [20, 30]
+    assert best.networks.weights[0].flatten().tolist() == [20, 30]
