@@ -25,7 +25,7 @@ from pydantic import JsonValue
 
 from data.findings import Severity
 from data.readers.files import closed_on_failure
-from data.readers.hdf5 import check_array, is_hdf5, open_hdf5, reading, text_of
+from data.readers.hdf5 import check_array, is_hdf5, open_hdf5, reading, value_of
 from data.readers.observations import KeyedReader
 from data.readers.reader import Space
 from data.readers.recorded import Episode, RecordedSource
@@ -100,7 +100,7 @@ class D3rlpySource(RecordedSource):
     def _said(self, key: str) -> JsonValue:
         with reading(self._path, key):
             found = self._file.get(key)
-            value = text_of(found[()]) if isinstance(found, h5py.Dataset) else None
+            value = value_of(found) if isinstance(found, h5py.Dataset) else None
             present = ", ".join(sorted(self._file)[:8]) or "nothing"
         if value is None:
             raise self._refuse("missing-key", f"'{key}' is missing; the file holds {present}.")

@@ -27,7 +27,7 @@ from data.readers.actions import common_bounds
 from data.readers.files import closed_on_failure
 from data.readers.flat import FlatReader
 from data.readers.flat_source import FlatSource
-from data.readers.hdf5 import arrays, attributes_of, check_array, is_hdf5, open_hdf5, reading, text_of
+from data.readers.hdf5 import arrays, attributes_of, check_array, is_hdf5, open_hdf5, reading, value_of
 
 NEEDED = ("observations", "actions", "terminals")
 KEYS = {key: key for key in (*NEEDED, "rewards", "timeouts", "next_observations")} | {
@@ -115,7 +115,7 @@ class D4RLSource(FlatSource):
         for key, array in others.items():
             if array.shape == ():
                 with reading(self._path, key):
-                    kept[key] = text_of(array[()])
+                    kept[key] = value_of(array)
         return kept
 
     def _chunk(self) -> int:

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from data.errors import DatasetError
 from data.readers.files import check_readable
+from data.readers.heaps import check_heaps
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -103,7 +104,16 @@ def check_array(path: Path, key: str, array: h5py.Dataset) -> None:
 
 def attributes_of(holder: h5py.File | h5py.Group) -> dict[str, JsonValue]:
     """All attributes of a file or group as JSON. Call it within `reading`."""
+    if any(holder.attrs.get_id(key).dtype.kind == "O" for key in holder.attrs):
+        check_heaps(Path(holder.file.filename))
     return {str(text_of(key)): text_of(value) for key, value in holder.attrs.items()}
+
+
+def value_of(array: h5py.Dataset) -> JsonValue:
+    """All of an array, or a scalar, as JSON. Call it within `reading`."""
+    if isinstance(array, h5py.Dataset) and array.dtype.kind == "O":
+        check_heaps(Path(array.file.filename))
+    return text_of(array[()])
 
 
 def text_of(value: object) -> JsonValue:

@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from data.findings import Severity
 from data.readers.continuity import compare
 from data.readers.files import closed_on_failure
-from data.readers.hdf5 import attributes_of, check_array, is_hdf5, names, open_hdf5, reading, text_of
+from data.readers.hdf5 import attributes_of, check_array, is_hdf5, names, open_hdf5, reading, value_of
 from data.readers.reader import Space
 from data.readers.recorded import PLACES, Episode, MarkedReader, RecordedSource
 
@@ -113,7 +113,7 @@ class RobomimicSource(RecordedSource):
             group = self._file.get("mask")
             if not isinstance(group, h5py.Group):
                 return {}
-            return {key: [str(text_of(name)) for name in np.atleast_1d(group[key][()])] for key in names(group)}
+            return {key: np.atleast_1d(np.array(value_of(group[key]), str)).tolist() for key in names(group)}
 
     def _filtered(self, demonstrations: list[str], masks: dict[str, list[str]]) -> list[str]:
         key = self._settings.filter_key
