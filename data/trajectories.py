@@ -167,7 +167,9 @@ class Trajectories:
 
     def observation_rows(self, step_index: np.ndarray) -> np.ndarray:
         """Rows of `observations` seen at the given steps; the next observations are one row further."""
-        rows: np.ndarray = step_index + self.episode_index[step_index]
+        # Not by `episode_index`, which is as long as the dataset: a batch of a large one is wanted at once.
+        episodes = np.searchsorted(self.offsets, step_index, side="right") - 1
+        rows: np.ndarray = step_index + episodes
         return rows
 
     @property

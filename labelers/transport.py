@@ -160,19 +160,25 @@ class _Problems:
         self.g += (epsilon * log_v).double()
         self.iterations += SWEEPS
 
-    def plan(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Plan [B, n, m] for column potentials g, with exact row sums, and its column sums [B, m]."""
+    def plan(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Plan [B, n, m] for column potentials g, with exact row sums; its column sums [B, m]; the dual's value [B].
+
+        The dual, sum a f + sum b g for the f that makes row sums exact, is concave in g and largest at the solution.
+        """
         exponent = torch.sub(g[:, None, :], self.costs).div_(self.epsilon)
-        exponent -= exponent.amax(2, keepdim=True)
+        top = exponent.amax(2)
+        exponent -= top[:, :, None]
         plan = exponent.clamp_(min=FLOOR).exp_()
-        scale = (self.a / plan.sum(2)).masked_fill(~self.is_row, 0.0)
-        plan *= scale[:, :, None]
-        return plan, plan.sum(1)
+        sums = plan.sum(2)
+        f = -self.epsilon * (top + torch.log(sums))
+        dual = (self.a * f).masked_fill(~self.is_row, 0.0).sum(1) + self.b * g.sum(1)
+        plan *= (self.a / sums).masked_fill(~self.is_row, 0.0)[:, :, None]
+        return plan, plan.sum(1), dual
 
     def polish(self, tolerance: float) -> Tensor:
         """Newton's method for the problems that are ready for it. Returns [B] bool, which are converged."""
         converged = torch.zeros_like(self.errors, dtype=torch.bool)
-        plan, column_sums = self.plan(self.g)
+        plan, column_sums, dual = self.plan(self.g)
         self.errors = (column_sums - self.b).abs().sum(1)
         self.row_costs = self._row_costs(plan)
         moving = self.errors < READY
@@ -185,11 +191,13 @@ class _Problems:
             part = self if whole else self.only(index)
             n = part.f.shape[1]
             dtype = torch.float64 if bool(precise[index].any()) else torch.float32
-            step = part._newton_step(plan if whole else plan[index, :n], column_sums[index], dtype)
+            step, shortened = part._newton_step(plan if whole else plan[index, :n], column_sums[index], dtype)
             g = self.g[index] + step
-            new_plan, new_sums = part.plan(g)
+            new_plan, new_sums, new_dual = part.plan(g)
             new_errors = (new_sums - self.b).abs().sum(1)
-            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12)
+            # Where the plan falls into parts that hardly touch, potentials have far to go before the error falls.
+            ascends = shortened & (new_dual > dual[index]) & (new_errors < 1.01 * self.errors[index])
+            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12) | ascends
             new_costs = part._row_costs(new_plan)
             change = (new_costs - self.row_costs[index, :n]).abs().amax(1) / new_costs.abs().amax(1).clamp_min(TINY)
             accepted = index[better]
@@ -197,19 +205,20 @@ class _Problems:
             self.g[accepted] = g[better]
             self.errors[accepted] = new_errors[better]
             self.row_costs[accepted, :n] = new_costs[better]
-            column_sums[accepted] = new_sums[better]
+            column_sums[accepted], dual[accepted] = new_sums[better], new_dual[better]
             if whole and bool(better.all()):
                 plan = new_plan
             else:
                 plan[accepted, :n] = new_plan[better]
-            converged[index] = better & (change < tolerance)
+            converged[index] = better & ~shortened & (change < tolerance)
             near = self.errors[index] < PRECISE
             moving[index] = ~converged[index] & (better | (near & ~precise[index]))
             precise[index] = near & ~better
         return converged
 
-    def _newton_step(self, plan: Tensor, column_sums: Tensor, dtype: torch.dtype) -> Tensor:
-        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact.
+    def _newton_step(self, plan: Tensor, column_sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact, and
+        whether it was shortened [B] to `STEP_LIMIT`.
 
         dtype: of the matrix that is factored. Directions in which the problem is almost flat need float64.
         """
@@ -238,7 +247,7 @@ class _Problems:
             solution = (residual - torch.bmm(plan.transpose(1, 2), solution[:, :, None])[:, :, 0]) / column_sums
         solution = torch.where(failed[:, None] > 0, 0.0, solution)
         longest = solution.abs().amax(1, keepdim=True).clamp_min(STEP_LIMIT)
-        return self.epsilon * solution * (STEP_LIMIT / longest)
+        return self.epsilon * solution * (STEP_LIMIT / longest), longest[:, 0] > STEP_LIMIT
 
     def _row_costs(self, plan: Tensor) -> Tensor:
         return torch.einsum("bnm,bnm->bn", plan, self.costs) / self.a

@@ -135,3 +135,20 @@ def test_the_plain_loop_stops_where_its_threshold_says() -> None:
     solution = log_domain_sinkhorn(costs, n_rows, 50.0, 100, check_every=10, threshold=1e-9)
     assert solution.converged.all()
     assert solution.iterations.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize("gap", [1.0, 3.0])
+def test_parts_that_hardly_touch_are_balanced_all_the_same(gap: float) -> None:
+    """Two far clusters with a little more mass on one side: potentials must move far before the error falls."""
+    rng = np.random.default_rng(6)
+
+    def clusters(*sizes: int) -> np.ndarray:
+        return np.concatenate([gap * place + 0.05 * rng.normal(size=(n, 2)) for place, n in enumerate(sizes)])
+
+    x, y = clusters(50, 47), clusters(50, 50)
+    cost = ((x[:, None] - y) ** 2).sum(2)
+    solution = solve(torch.from_numpy(cost)[None], torch.tensor([97]), 0.01, tolerance=1e-8, max_iterations=2000)
+    assert solution.converged.all()
+    assert solution.marginal_errors[0] < 1e-9
+    exact = ot.emd2(np.full(97, 1 / 97), np.full(100, 1 / 100), cost)
+    assert exact <= float(solution.row_costs.sum()) / 97 <= exact + 0.01 * np.log(97 * 100)
