@@ -52,11 +52,14 @@ class Spec:
         moments = accumulated.moments()
         low = high = np.zeros(0, np.float32)
         if trajectories.n_actions is None:
-            actions = np.asarray(trajectories.actions).reshape(trajectories.n_steps, -1)
+            n_dimensions = int(np.prod(trajectories.actions.shape[1:]))
             if trajectories.action_bounds is None:
-                low, high = actions.min(0).astype(np.float32), actions.max(0).astype(np.float32)
+                starts = range(0, trajectories.n_steps, PIECE)
+                pieces = (trajectories.actions[s : s + PIECE].reshape(-1, n_dimensions) for s in starts)
+                ends = np.array([(piece.min(0), piece.max(0)) for piece in pieces], np.float32)
+                low, high = ends[:, 0].min(0), ends[:, 1].max(0)
             else:
-                low, high = (np.full(actions.shape[1], bound, np.float32) for bound in trajectories.action_bounds)
+                low, high = (np.full(n_dimensions, bound, np.float32) for bound in trajectories.action_bounds)
         return cls(
             observation_shape=tuple(trajectories.observations.shape[1:]),
             action_shape=tuple(trajectories.actions.shape[1:]),

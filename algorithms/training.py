@@ -38,6 +38,9 @@ FORMAT = "assay checkpoint, version 1"
 BLOCK = 64
 """Steps whose batches are drawn together."""
 
+RESIDENT_BYTES = 4 << 30
+"""Transitions of more bytes, as networks see them, are not loaded: batches are read from disk."""
+
 Evaluate: TypeAlias = Callable[[Policy], Mapping[str, np.ndarray]]
 """What policies are worth: any number of metrics by name, each [P]."""
 
@@ -157,7 +160,11 @@ def checkpoint_members(path: Path) -> tuple[str, ...] | None:
 
 
 class _Transitions:
-    """All transitions in the device's memory, shared by the members, and their batches."""
+    """All transitions, and the batches that members draw from them.
+
+    Up to `RESIDENT_BYTES` they lie in the device's memory, standardised once and shared by the members; beyond it each
+    batch is read from the mapped columns. Either way the batches are the same, to the last bit.
+    """
 
     def __init__(
         self,
@@ -167,29 +174,27 @@ class _Transitions:
         batch_size: int,
         device: torch.device,
     ) -> None:
-        steps = trajectories.transition_index
-        if not len(steps):
+        self._trajectories, self._spec, self._device, self._batch_size = trajectories, spec, device, batch_size
+        self._seeds = [m.seed for m in members]
+        left_out = trajectories.offsets[1:][~trajectories.final_observed & ~trajectories.terminated] - 1
+        self._gaps = left_out - np.arange(len(left_out))
+        self._n_transitions = trajectories.n_steps - len(left_out)
+        if not self._n_transitions:
             raise DatasetError(
                 f"no transition among {trajectories.n_steps:,} steps: each is the last of a truncated episode whose "
                 "final observation is not known."
             )
-        self._device, self._batch_size = device, batch_size
-        self._seeds = [m.seed for m in members]
-        self._n_transitions = len(steps)
-        self._observations = torch.empty(len(trajectories.observations), spec.n_inputs, device=device)
-        for start in range(0, len(self._observations), PIECE):
-            piece = np.array(trajectories.observations[start : start + PIECE])
-            self._observations[start : start + PIECE] = spec.standardise(torch.from_numpy(piece))
-        self._actions = torch.from_numpy(spec.encode(trajectories.actions[steps])).to(device)
-        self._rows = torch.from_numpy(trajectories.observation_rows(steps)).to(device)
-        self._discounts = torch.from_numpy(trajectories.continues[steps].astype(np.float32)).to(device)
         columns = {id(m.rewards): m.rewards for m in members}
         places = {key: place for place, key in enumerate(columns)}
         for member in members:
             _check_rewards(member, trajectories)
-        self._rewards = torch.from_numpy(np.stack([c[steps] for c in columns.values()])).to(device)
-        self._label_set = torch.tensor([[places[id(m.rewards)]] for m in members], device=device)
+        self._columns = list(columns.values())
+        self._label_set = np.array([places[id(m.rewards)] for m in members])
         self._block: tuple[int, Tensor] | None = None
+        numbers = spec.n_inputs + spec.n_outputs + len(columns) + 1
+        self._resident: _Resident | None = None
+        if 4 * numbers * trajectories.n_steps <= RESIDENT_BYTES:
+            self._resident = self._load()
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, the first being 0."""
@@ -201,15 +206,86 @@ class _Transitions:
                 )
                 for seed in self._seeds
             ]
-            self._block = block, torch.stack(drawn, dim=1).to(self._device)
+            place = torch.device("cpu") if self._resident is None else self._device
+            self._block = block, torch.stack(drawn, dim=1).to(place)
         index = self._block[1][within]
-        rows = self._rows[index]
+        return self._read(index.numpy()) if self._resident is None else self._resident.batch(index)
+
+    def _steps(self, index: np.ndarray) -> np.ndarray:
+        """Steps of the given transitions: those that are none are passed over."""
+        return index + np.searchsorted(self._gaps, index, side="right")
+
+    def _load(self) -> _Resident:
+        observations = torch.empty(len(self._trajectories.observations), self._spec.n_inputs, device=self._device)
+        for start in range(0, len(observations), PIECE):
+            piece = np.array(self._trajectories.observations[start : start + PIECE])
+            observations[start : start + PIECE] = self._spec.standardise(torch.from_numpy(piece))
+        steps = self._steps(np.arange(self._n_transitions))
+        return _Resident(
+            observations,
+            actions=torch.from_numpy(self._spec.encode(self._trajectories.actions[steps])).to(self._device),
+            rows=torch.from_numpy(self._trajectories.observation_rows(steps)).to(self._device),
+            discounts=torch.from_numpy(self._discounts(steps)).to(self._device),
+            rewards=torch.from_numpy(np.stack([c[steps] for c in self._columns])).to(self._device),
+            label_set=torch.from_numpy(self._label_set[:, None]).to(self._device),
+        )
+
+    def _read(self, index: np.ndarray) -> Batch:
+        """Batches [P, B] of the given transitions, from the mapped columns."""
+        steps = self._steps(index)
+        flat = steps.reshape(-1)
+        rows = self._trajectories.observation_rows(flat)
+
+        def on_device(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values).reshape(*index.shape, *values.shape[1:]).to(self._device)
+
+        def observations(rows: np.ndarray) -> Tensor:
+            read = torch.from_numpy(self._trajectories.observations[rows])
+            return self._spec.standardise(read).reshape(*index.shape, -1).to(self._device)
+
         return Batch(
-            observations=self._observations[rows],
-            actions=self._actions[index],
-            rewards=self._rewards[self._label_set, index],
-            next_observations=self._observations[rows + 1],
-            discounts=self._discounts[index],
+            observations=observations(rows),
+            actions=on_device(self._spec.encode(self._trajectories.actions[flat])),
+            rewards=torch.from_numpy(
+                np.stack([self._columns[c][own] for c, own in zip(self._label_set, steps, strict=True)])
+            ).to(self._device),
+            next_observations=observations(rows + 1),
+            discounts=on_device(self._discounts(flat)),
+        )
+
+    def _discounts(self, steps: np.ndarray) -> np.ndarray:
+        """[n] float32, 0 on the last step of a terminated episode, else 1."""
+        offsets = self._trajectories.offsets
+        episodes = np.searchsorted(offsets, steps, side="right") - 1
+        ends = (steps == offsets[episodes + 1] - 1) & self._trajectories.terminated[episodes]
+        discounts: np.ndarray = (~ends).astype(np.float32)
+        return discounts
+
+
+@dataclass(frozen=True, eq=False)
+class _Resident:
+    """M transitions in the device's memory.
+
+    observations: [N + E, D] standardised. actions: [M, A]. rows: [M], of `observations`. discounts: [M]. rewards:
+    [label sets, M]. label_set: [P, 1], that of each member.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rows: Tensor
+    discounts: Tensor
+    rewards: Tensor
+    label_set: Tensor
+
+    def batch(self, index: Tensor) -> Batch:
+        """index: [P, B]."""
+        rows = self.rows[index]
+        return Batch(
+            observations=self.observations[rows],
+            actions=self.actions[index],
+            rewards=self.rewards[self.label_set, index],
+            next_observations=self.observations[rows + 1],
+            discounts=self.discounts[index],
         )
 
 
@@ -219,9 +295,11 @@ def _check_rewards(member: Member, trajectories: Trajectories) -> None:
             f"run {member.run_id}: rewards are {member.rewards.dtype} {member.rewards.shape}; expected float32, one "
             f"for each of {trajectories.n_steps:,} steps."
         )
-    bad = np.flatnonzero(~np.isfinite(np.asarray(member.rewards)))
-    if len(bad):
-        raise DatasetError(f"run {member.run_id}: the reward of step {bad[0]} is {member.rewards[bad[:1]][0]}.")
+    for start in range(0, trajectories.n_steps, PIECE):
+        piece = member.rewards[start : start + PIECE]
+        bad = np.flatnonzero(~np.isfinite(piece))
+        if len(bad):
+            raise DatasetError(f"run {member.run_id}: the reward of step {start + bad[0]} is {piece[bad[0]]}.")
 
 
 class _Log:

@@ -266,3 +266,16 @@ def test_importing_needs_neither_prefect_nor_mlflow() -> None:
         "assert not {'prefect', 'mlflow', 'gymnasium'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_batches_read_from_disk_are_those_from_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n_actions in (None, (2, 3)):
+        data = make(lengths=(5, 1, 7, 4), n_actions=n_actions, final_observed=False)
+        rewards = [np.random.default_rng(i).normal(size=data.n_steps).astype(np.float32) for i in range(2)]
+        members = [Member("a", rewards[0], 0), Member("b", rewards[1], 0), Member("c", rewards[0], 1)]
+        settings = Training(steps=70, batch_size=16, log_every=10)
+        resident = train(IQL(hidden=(8,)), data, members, settings, device=CPU)
+        with monkeypatch.context() as patch:
+            patch.setattr("algorithms.training.RESIDENT_BYTES", 0)
+            mapped = train(IQL(hidden=(8,)), data, members, settings, device=CPU)
+        assert mapped.metrics.equals(resident.metrics)
