@@ -86,8 +86,9 @@ def solve(costs: Tensor, n_rows: Tensor, epsilon: float, *, tolerance: float, ma
     errors = torch.full_like(problems.f[:, 0], torch.inf)
     iterations = torch.zeros_like(n_rows)
     active = torch.arange(len(n_rows), device=costs.device)
+    patient = False
     while True:
-        converged = problems.polish(tolerance)
+        converged = problems.polish(tolerance, patient)
         row_costs[active, : problems.f.shape[1]], errors[active] = problems.row_costs, problems.errors
         iterations[active], done[active] = problems.iterations, converged
         going_on = ~converged & (problems.iterations < max_iterations)
@@ -95,6 +96,7 @@ def solve(costs: Tensor, n_rows: Tensor, epsilon: float, *, tolerance: float, ma
             return Solution(row_costs, errors, iterations, done)
         active, problems = active[going_on], problems.only(going_on)
         problems.sweep(epsilon, CAUTIOUS, torch.float64)
+        patient = True
 
 
 def _levels(largest_cost: float, epsilon: float) -> list[float]:
@@ -175,8 +177,11 @@ class _Problems:
         plan *= (self.a / sums).masked_fill(~self.is_row, 0.0)[:, :, None]
         return plan, plan.sum(1), dual
 
-    def polish(self, tolerance: float) -> Tensor:
-        """Newton's method for the problems that are ready for it. Returns [B] bool, which are converged."""
+    def polish(self, tolerance: float, patient: bool) -> Tensor:
+        """Newton's method for the problems that are ready for it. Returns [B] bool, which are converged.
+
+        patient: whether a shortened step that only raises the dual is taken; at first, sweeps gain more.
+        """
         converged = torch.zeros_like(self.errors, dtype=torch.bool)
         plan, column_sums, dual = self.plan(self.g)
         self.errors = (column_sums - self.b).abs().sum(1)
@@ -197,7 +202,7 @@ class _Problems:
             new_errors = (new_sums - self.b).abs().sum(1)
             # Where the plan falls into parts that hardly touch, potentials have far to go before the error falls.
             ascends = shortened & (new_dual > dual[index]) & (new_errors < 1.01 * self.errors[index])
-            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12) | ascends
+            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12) | (ascends & patient)
             new_costs = part._row_costs(new_plan)
             change = (new_costs - self.row_costs[index, :n]).abs().amax(1) / new_costs.abs().amax(1).clamp_min(TINY)
             accepted = index[better]
