@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,13 +182,16 @@ def test_names_of_arrays_are_those_of_the_file_in_messages(read_npz, plain):
         read_npz(arrays, keys={"rewards": "r"})
 
 
-def test_a_pickle_is_never_opened(tmp_path):
-    class Trap:
-        def __reduce__(self) -> tuple[object, ...]:
-            return (tmp_path.joinpath("sprung").touch, ())
-
-    np.save(tmp_path / "data.npy", {"observations": Trap()}, allow_pickle=True)
-    np.savez(tmp_path / "data.npz", observations=np.array([Trap()]), actions=np.zeros(1))
+def test_an_array_of_objects_is_never_opened(tmp_path):
+    # What numpy would unpickle, written by hand: opening the file `sprung` for writing.
+    header = {"descr": "|O", "fortran_order": False, "shape": ()}
+    trap = io.BytesIO()
+    np.lib.format.write_array_header_1_0(trap, header)
+    trap.write(f"cbuiltins\nopen\n(V{tmp_path / 'sprung'}\nVw\ntR.".encode())
+    (tmp_path / "data.npy").write_bytes(trap.getvalue())
+    np.savez(tmp_path / "data.npz", actions=np.zeros(1))
+    with zipfile.ZipFile(tmp_path / "data.npz", "a") as archive:
+        archive.writestr("observations.npy", trap.getvalue())
     for name in ("data.npy", "data.npz"):
         path = tmp_path / name
         with pytest.raises(DatasetError, match=rf"^{name}: "):
