@@ -12,10 +12,11 @@ import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
 from data.config import Config
-from data.digests import ColumnHasher, digest_of
+from data.digests import ColumnHasher, digest_of, digest_of_file
 from data.errors import ConfigurationError
 from data.findings import Finding
 from data.labels import episode_returns
+from data.readers.files import check_readable
 from data.trajectories import Trajectories
 
 
@@ -112,6 +113,25 @@ class EvidenceSpec(Config):
     def beside(self, folder: Path) -> Self:
         """The same, with relative paths taken from `folder`."""
         return self
+
+
+class EvidenceFile(EvidenceSpec):
+    """Base of evidence that lies in a file of its own, known by its content.
+
+    path: relative to the study file.
+    """
+
+    path: Path
+
+    def references(self, field: str) -> list[Reference]:
+        return []
+
+    def identity(self) -> dict[str, JsonValue]:
+        check_readable(self.path)
+        return {**self.model_dump(mode="json", exclude={"path"}), "content": digest_of_file(self.path)}
+
+    def beside(self, folder: Path) -> Self:
+        return self.model_copy(update={"path": folder / self.path.expanduser()})
 
 
 class Demonstrations(EvidenceSpec):

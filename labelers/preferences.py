@@ -21,19 +21,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, JsonValue
 
-from data.digests import ColumnHasher, digest_of, digest_of_file
+from data.digests import ColumnHasher, digest_of
 from data.errors import ConfigurationError, DatasetError
 from data.findings import Finding, Severity
 from data.readers.files import check_readable, read_json
 from data.trajectories import Trajectories
-from labelers.evidence import Evidence, EvidenceSource, EvidenceSpec, Preferences, Reference
+from labelers.evidence import Evidence, EvidenceFile, EvidenceSource, EvidenceSpec, Preferences, Reference
 
 
 class Encoding(StrEnum):
@@ -45,26 +45,15 @@ class Encoding(StrEnum):
     WINNER = "winner"  # index of the better one: 0 the first, 1 the second; -1 a tie
 
 
-class PreferenceFile(EvidenceSpec):
+class PreferenceFile(EvidenceFile):
     """Preferences from a file, as the head of this module describes it; pairs that cannot be used are reported.
 
-    path: relative to the study file. encoding, length: where the file does not state them.
+    encoding, length: where the file does not state them.
     """
 
     kind: Literal["file"] = "file"
-    path: Path
     encoding: Encoding | None = None
     length: int | None = Field(default=None, ge=1)
-
-    def references(self, field: str) -> list[Reference]:
-        return []
-
-    def identity(self) -> dict[str, JsonValue]:
-        check_readable(self.path)
-        return {**self.model_dump(mode="json", exclude={"path"}), "content": digest_of_file(self.path)}
-
-    def beside(self, folder: Path) -> Self:
-        return self.model_copy(update={"path": folder / self.path.expanduser()})
 
     def resolve(self, source: EvidenceSource) -> Evidence:
         """Raises DatasetError, besides what `read` raises, if the file is of other data or no pair can be used."""

@@ -8,20 +8,19 @@ they were made for, by its digest (`assay show` prints it).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import JsonValue
 
-from data.digests import ColumnHasher, digest_of, digest_of_file
+from data.digests import ColumnHasher, digest_of
 from data.errors import DatasetError
 from data.readers.files import check_readable
 from data.trajectories import Trajectories
-from labelers.evidence import Evidence, EvidenceSource, EvidenceSpec, Reference
+from labelers.evidence import Evidence, EvidenceFile, EvidenceSource
 from labelers.labeler import Labeler, Progress, silent
 from labelers.source import FittedSource
 
@@ -31,25 +30,14 @@ MADE_FOR = "assay.dataset"
 COLUMNS = ("episode", "step", "reward")
 
 
-class RewardFile(EvidenceSpec):
+class RewardFile(EvidenceFile):
     """A table with the columns episode, step (both from 0) and reward, a row a step in any order: Parquet or CSV.
 
-    path: relative to the study file. made_for: digest of the dataset that the rewards were computed for, if the file
+    made_for: digest of the dataset that the rewards were computed for, if the file
         does not state it (in Parquet under the metadata key `assay.dataset`).
     """
 
-    path: Path
     made_for: str | None = None
-
-    def references(self, field: str) -> list[Reference]:
-        return []
-
-    def identity(self) -> dict[str, JsonValue]:
-        check_readable(self.path)
-        return {**self.model_dump(mode="json", exclude={"path"}), "content": digest_of_file(self.path)}
-
-    def beside(self, folder: Path) -> Self:
-        return self.model_copy(update={"path": folder / self.path.expanduser()})
 
     def resolve(self, source: EvidenceSource) -> Evidence:
         """Raises DatasetError if the file is not whole, is for other data, or has not one reward for each step."""

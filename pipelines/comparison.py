@@ -13,6 +13,8 @@ from pydantic import Field, JsonValue
 from algorithms.evaluation import normalised_score
 from data.config import Config
 from data.labels import episode_returns
+from labelers.action_models import explained_variance
+from labelers.inverse_dynamics import known_steps
 from labelers.quality import correlation
 
 if TYPE_CHECKING:
@@ -219,16 +221,15 @@ def _action_row(work: Work, dataset: str, labeler: str) -> ActionRow:
     shown = work.evidence(dataset, labeler).actions
     assert shown is not None, "labelers of actions are shown some"
     n = trajectories.n_steps
-    rows = shown.reshape(n, -1)
-    hidden = np.isnan(rows).any(1) if trajectories.n_actions is None else (rows < 0).any(1)
+    hidden = ~known_steps(shown, trajectories.n_actions)
     truth = np.asarray(trajectories.actions).reshape(n, -1)[hidden]
     labels = np.asarray(found.actions).reshape(n, -1)[hidden]
     agreement: float | None = None
     if len(truth) and trajectories.n_actions is not None:
         agreement = float((truth == labels).all(1).mean())
     elif len(truth):
-        around = ((truth - truth.mean(0, dtype=np.float64)) ** 2).sum()
-        agreement = float(1 - ((truth.astype(np.float64) - labels) ** 2).sum() / around) if around else None
+        truth = truth.astype(np.float64)
+        agreement = explained_variance(truth - labels, truth)
     return ActionRow(
         dataset=dataset,
         labeler=labeler,
