@@ -176,7 +176,7 @@ class _Transitions:
     ) -> None:
         self._trajectories, self._spec, self._device, self._batch_size = trajectories, spec, device, batch_size
         self._seeds = [m.seed for m in members]
-        left_out = trajectories.offsets[1:][~trajectories.final_observed & ~trajectories.terminated] - 1
+        left_out = trajectories.without_next
         self._gaps = left_out - np.arange(len(left_out))
         self._n_transitions = trajectories.n_steps - len(left_out)
         if not self._n_transitions:

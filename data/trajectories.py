@@ -177,6 +177,12 @@ class Trajectories:
         """[N, ...] the observation at each step, final observations left out. Loads them all."""
         return self.observations[np.arange(self.n_steps) + self.episode_index]
 
+    @property
+    def without_next(self) -> np.ndarray:
+        """Rising int64, steps that are no transitions: see `transition_index`, which is as long as the dataset."""
+        steps: np.ndarray = self.offsets[1:][~self.final_observed & ~self.terminated] - 1
+        return steps
+
     @cached_property
     def transition_index(self) -> np.ndarray:
         """[M] int64, steps usable as transitions: their next observation is known, or their episode terminated there.
@@ -184,7 +190,7 @@ class Trajectories:
         Left out are only the last steps of truncated episodes whose final observation was not recorded.
         """
         usable = np.ones(self.n_steps, bool)
-        usable[self.offsets[1:][~self.final_observed & ~self.terminated] - 1] = False
+        usable[self.without_next] = False
         return np.flatnonzero(usable)
 
     @cached_property
