@@ -24,6 +24,7 @@ import polars as pl
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data.config import Config
 from data.errors import DatasetError, WorkError
@@ -34,8 +35,8 @@ from labelers.labeler import Labeler, Progress, silent
 from labelers.memory import keep_freed_memory
 from labelers.transport import Outcome, Solution, log_domain_sinkhorn, solve
 
-BATCH_ENTRIES = 1 << 20
-"""Entries of the cost matrices that are solved together: what a core's cache can work on."""
+BATCH_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""Entries of the cost matrices that are solved together: what the cache of a CPU can work on, and a GPU at once."""
 
 PAPER_ITERATIONS = 100
 PAPER_EPSILON = 0.01
@@ -67,7 +68,7 @@ class OptimalTransport(Labeler):
     preset: `paper` repeats the official code: cosine cost, epsilon 0.01, at most 100 iterations, wherever they end.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     kind: Literal["optimal_transport"] = "optimal_transport"
     demonstrations: Demonstrations
     cost: Literal["cosine", "euclidean", "squared_euclidean"] = "cosine"
@@ -120,57 +121,73 @@ class FittedOptimalTransport:
         """
         keep_freed_memory()
         rewards = np.empty(trajectories.n_steps, np.float32)
-        rows = []
-        for episodes in _batches(trajectories.lengths, max(len(e) for e in self.experts)):
-            lengths = torch.as_tensor(trajectories.lengths[episodes], device=self.device)
-            points = self._padded(trajectories, episodes, int(lengths.max()))
-            of_experts = [self._rewards(points, lengths, expert, episodes) for expert in self.experts]
-            sums = torch.stack([r.sum(1) for r, _, _ in of_experts])
-            chosen = sums.argmax(0).tolist()
-            for place, (episode, expert) in enumerate(zip(episodes.tolist(), chosen, strict=True)):
+        best = [(-np.inf, 0)] * trajectories.n_episodes
+        rows: list[dict[str, object]] = [{}] * trajectories.n_episodes
+        lengths, expert_lengths = trajectories.lengths, np.array([len(e) for e in self.experts])
+        to_compare = np.full(trajectories.n_episodes, len(self.experts))
+        for episodes, experts in _batches(lengths, expert_lengths, BATCH_ENTRIES[self.device.type]):
+            reward, solution, exact = self._rewards(trajectories, episodes, experts)
+            sums = reward.sum(1).tolist()
+            pairs = [(episode, expert) for episode in episodes.tolist() for expert in experts.tolist()]
+            for place, (episode, expert) in enumerate(pairs):
+                standing = (sums[place], -expert)
+                if standing <= best[episode]:
+                    continue
+                best[episode] = standing
                 start, stop = trajectories.offsets[episode], trajectories.offsets[episode + 1]
-                reward, solution, exact = of_experts[expert]
                 rewards[start:stop] = reward[place, : stop - start].cpu().numpy()
-                rows.append(
-                    {
-                        "episode": episode,
-                        "outcome": self._outcome(solution, exact, place),
-                        "demonstration": expert,
-                        "iterations": int(solution.iterations[place]),
-                        "marginal_error": float(solution.marginal_errors[place]),
-                        "transport_cost": float(solution.row_costs[place].sum() / lengths[place]),
-                    }
-                )
-            progress(len(episodes))
-        return Labels(rewards, pl.DataFrame(rows).sort("episode").drop("episode"))
+                rows[episode] = {
+                    "outcome": self._outcome(solution, exact, place),
+                    "demonstration": expert,
+                    "iterations": int(solution.iterations[place]),
+                    "marginal_error": float(solution.marginal_errors[place]),
+                    "transport_cost": float(solution.row_costs[place].sum() / (stop - start)),
+                }
+            to_compare[episodes] -= len(experts)
+            progress(int((to_compare[episodes] == 0).sum()))
+        return Labels(rewards, pl.DataFrame(rows))
 
     def _rewards(
-        self, points: Tensor, lengths: Tensor, expert: Tensor, episodes: np.ndarray
+        self, trajectories: Trajectories, episodes: np.ndarray, experts: np.ndarray
     ) -> tuple[Tensor, Solution, Tensor]:
-        """Rewards [B, T] float64 by one demonstration, 0 on padding; which episodes the exact solver had to solve."""
+        """Rewards [B, T] float64 of each of some episodes by each of some demonstrations, demonstrations varying
+        fastest, 0 on padding; what the solver says; which of the B problems the exact solver had to solve."""
         settings = self.settings
-        costs = _costs(points, expert, settings.cost)
+        offsets = trajectories.offsets
+        steps = [slice(offsets[e] + e, offsets[e + 1] + e) for e in episodes]
+        points = pad_sequence([_points(trajectories.observations[s], self.device) for s in steps], batch_first=True)
+        demonstrations = pad_sequence([self.experts[e] for e in experts], batch_first=True)
+        (n_episodes, n, width), (n_experts, m, _) = points.shape, demonstrations.shape
+        costs = _costs(points.reshape(-1, width), demonstrations.reshape(-1, width), settings.cost)
+        costs = costs.view(n_episodes, n, n_experts, m).transpose(1, 2).reshape(-1, n, m)
+        lengths = torch.as_tensor(trajectories.lengths[episodes], device=self.device).repeat_interleave(n_experts)
+        expert_lengths = torch.tensor([len(self.experts[e]) for e in experts], device=self.device).repeat(n_episodes)
         if settings.preset == "paper":
             solution = log_domain_sinkhorn(
-                costs, lengths, PAPER_EPSILON, PAPER_ITERATIONS, PAPER_CHECK_EVERY, PAPER_THRESHOLD
+                costs, lengths, expert_lengths, PAPER_EPSILON, PAPER_ITERATIONS, PAPER_CHECK_EVERY, PAPER_THRESHOLD
             )
             exact = torch.zeros_like(solution.converged)
         elif settings.solver == "exact":
-            exact = torch.ones(len(lengths), dtype=torch.bool, device=lengths.device)
-            solution = _solve_exactly(costs, lengths, exact, None)
+            exact = torch.ones_like(lengths, dtype=torch.bool)
+            solution = _solve_exactly(costs, lengths, expert_lengths, exact, None)
         else:
             solution = solve(
-                costs, lengths, settings.epsilon, tolerance=settings.tolerance, max_iterations=settings.max_iterations
+                costs,
+                lengths,
+                expert_lengths,
+                settings.epsilon,
+                tolerance=settings.tolerance,
+                max_iterations=settings.max_iterations,
             )
             exact = ~solution.converged
             if exact.any():
-                self._report(solution, exact, episodes)
-                solution = _solve_exactly(costs, lengths, exact, solution)
-        squashing, width = settings.squashing, points.shape[2]
-        if squashing is None:
+                self._report(solution, exact, episodes.repeat(n_experts))
+                solution = _solve_exactly(costs, lengths, expert_lengths, exact, solution)
+        if settings.squashing is None:
             return -solution.row_costs / lengths[:, None], solution, exact
+        squashing = settings.squashing
         rate = squashing.beta / width if squashing.per_dimension else squashing.beta
-        is_step = torch.arange(points.shape[1], device=self.device) < lengths[:, None]
+        is_step = torch.arange(n, device=self.device) < lengths[:, None]
         return squashing.alpha * torch.exp(-rate * solution.row_costs) * is_step, solution, exact
 
     def _report(self, solution: Solution, stopped: Tensor, episodes: np.ndarray) -> None:
@@ -189,60 +206,68 @@ class FittedOptimalTransport:
             return "exact"
         return (Outcome.CONVERGED if solution.converged[place] else Outcome.STEP_LIMIT).split(":")[0]
 
-    def _padded(self, trajectories: Trajectories, episodes: np.ndarray, longest: int) -> Tensor:
-        """Observations [B, longest, d] float64 at the steps of some episodes."""
-        width = self.experts[0].shape[1]
-        points = torch.zeros(len(episodes), longest, width, dtype=torch.float64, device=self.device)
-        for place, episode in enumerate(episodes.tolist()):
-            start, stop = trajectories.offsets[episode] + episode, trajectories.offsets[episode + 1] + episode
-            points[place, : stop - start] = _points(trajectories.observations[start:stop], self.device)
-        return points
-
 
 def _points(observations: np.ndarray, device: torch.device) -> Tensor:
     """[T, d] float64."""
     return torch.from_numpy(observations.reshape(len(observations), -1).astype(np.float64)).to(device)
 
 
-def _batches(lengths: np.ndarray, n_columns: int) -> Iterator[np.ndarray]:
-    """Episodes by length, so that little is padded, as many at a time as `BATCH_ENTRIES` holds."""
+def _batches(lengths: np.ndarray, expert_lengths: np.ndarray, entries: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Episodes and demonstrations, all of the ones to be compared with all of the others, until every pair was there.
+
+    Both are taken by length, so that little is padded, as many at a time as fill cost matrices with `entries`.
+    """
     order = np.argsort(lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) * n_columns <= BATCH_ENTRIES:
-            stop += 1
-        yield order[start:stop]
-        start = stop
+    for experts in _alike(expert_lengths):
+        m = int(expert_lengths[experts].max())
+        start = 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) * m * len(experts) <= entries:
+                stop += 1
+            at_a_time = max(1, entries // (int(lengths[order[stop - 1]]) * m))
+            for first in range(0, len(experts), at_a_time):
+                yield order[start:stop], experts[first : first + at_a_time]
+            start = stop
+
+
+def _alike(lengths: np.ndarray) -> list[np.ndarray]:
+    """Demonstrations in groups in which the longest is at most a quarter longer than the shortest."""
+    order = np.argsort(lengths, kind="stable")
+    groups: list[list[int]] = []
+    for expert in order.tolist():
+        if not groups or 4 * lengths[expert] > 5 * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(expert)
+    return [np.array(group) for group in groups]
 
 
 def _costs(x: Tensor, y: Tensor, cost: str) -> Tensor:
-    """[B, n, m] float64 costs between x [B, n, d] and y [m, d]."""
+    """[n, m] float64 costs between x [n, d] and y [m, d]."""
     if cost == "cosine":
-        norms = x.norm(dim=2)[:, :, None] * y.norm(dim=1)
-        similarity: Tensor = (x @ y.T) / (norms + 1e-8)
-        return (1 - similarity).clamp_(0, 2)
+        norms = x.norm(dim=1)[:, None] * y.norm(dim=1)
+        return ((x @ y.T).div_(norms.add_(1e-8)).neg_() + 1).clamp_(0, 2)
     # Coordinates are subtracted, not multiplied out: near points would lose their distance to rounding.
-    distances = torch.cdist(x, y[None], compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     return distances if cost == "euclidean" else distances.square_()
 
 
-def _solve_exactly(costs: Tensor, lengths: Tensor, chosen: Tensor, solution: Solution | None) -> Solution:
+def _solve_exactly(
+    costs: Tensor, n_rows: Tensor, n_columns: Tensor, chosen: Tensor, solution: Solution | None
+) -> Solution:
     """Put the answer without entropy in place of the chosen problems' solutions."""
     if solution is None:
-        n_rows = costs.shape[:2]
         solution = Solution(
-            row_costs=torch.zeros(n_rows, dtype=torch.float64, device=costs.device),
-            marginal_errors=torch.zeros(n_rows[0], dtype=torch.float64, device=costs.device),
-            iterations=torch.zeros_like(lengths),
+            row_costs=torch.zeros_like(costs[:, :, 0]),
+            marginal_errors=torch.zeros_like(costs[:, 0, 0]),
+            iterations=torch.zeros_like(n_rows),
             converged=torch.zeros_like(chosen),
         )
     for place in chosen.nonzero()[:, 0].tolist():
-        n = int(lengths[place])
-        cost = costs[place, :n].cpu().numpy()
-        n_columns = cost.shape[1]
-        a, b = np.full(n, 1 / n), np.full(n_columns, 1 / n_columns)
-        plan, log = ot.emd(a, b, cost, numItermax=10_000_000, log=True)
+        n, m = int(n_rows[place]), int(n_columns[place])
+        cost = costs[place, :n, :m].cpu().numpy()
+        b = np.full(m, 1 / m)
+        plan, log = ot.emd(np.full(n, 1 / n), b, cost, numItermax=10_000_000, log=True)
         if log["warning"] is not None or not math.isfinite(log["cost"]):
             raise WorkError(f"POT's exact solver failed on an episode of {n} steps: {log['warning']}.")
         solution.row_costs[place] = 0.0

@@ -1,4 +1,4 @@
-"""Entropic optimal transport between many point sets and one, solved to convergence.
+"""Entropic optimal transport between many pairs of point sets, solved to convergence.
 
 For each problem, with costs C [n, m] and uniform weights a = 1/n, b = 1/m, the plan P minimises
 sum P C + epsilon sum P (log P - 1) over P >= 0 with row sums a and column sums b (Cuturi 2013). It has the form
@@ -8,7 +8,8 @@ P = exp((f_i + g_j - C_ij) / epsilon). The potentials f, g are found in three st
 2. absorbed, over-relaxed Sinkhorn sweeps (Thibault et al. 2021): with f and g folded into the kernel it is close to the
    plan, so it does not underflow, and a sweep is two matrix-vector products in float32;
 3. Newton's method on the dual in float64, by the Schur complement on the shorter side (Brauer et al. 2017). The
-   residuals are float64 and the factor is float32: a step gains several digits, and its size tells the error before it.
+   residuals are float64 and the matrix is float32: a step gains several digits, and its size tells the error before it.
+   The matrix is factored once; the later steps take a few conjugate gradients preconditioned by that factor.
 
 Sinkhorn alone would stop short: at epsilon 0.01 and a thousand steps, marginals right to 1e-5 still leave rewards wrong
 in the third digit. Here a problem is converged when a Newton step no longer changes the cost of any row.
@@ -16,8 +17,7 @@ in the third digit. Here a problem is converged when a Newton step no longer cha
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 import torch
@@ -38,14 +38,25 @@ PRECISE = 1e-5
 """Marginal error below which a Newton step that gains nothing is tried again with a float64 matrix."""
 STEP_LIMIT = 3.0
 """Longest Newton step of any potential, in units of epsilon."""
+GRADIENT_STEPS = 10
+"""Conjugate gradients with an earlier factor before the matrix is factored anew."""
+RESIDUAL = 1e-3
+"""What they leave of the residual."""
 BLOCK = 256
 """Rows of Newton's symmetric matrix that are multiplied out together, up to the diagonal."""
-TINY = 1e-35
+DAMPING, DAMPING_DOUBLE = 1e-6, 1e-13
+"""Added to the diagonal of a matrix in float32 or float64, in units of its mean."""
+TINY, SMALLEST = 1e-35, 1e-300
+"""What keeps divisors of float32 and of float64 from zero."""
 FLOOR = -60.0
 """Exponents below this one (1e-26 of a row's largest entry) are raised to it: denormal numbers are a hundred times
 slower than others, and what is that small adds nothing."""
 NEGLIGIBLE = 1e-18
 """Plan entries below this are left out of Newton's matrix, where they are multiplied with each other in float32."""
+EARLIER, FRESH, FRESH_DOUBLE = 0, 1, 2
+"""Which factor Newton's method uses, in the order in which they are tried."""
+NOWHERE = -1e30
+"""Potential of a padded column: nothing is moved there."""
 
 
 class Outcome(StrEnum):
@@ -71,191 +82,266 @@ class Solution:
 
 
 @torch.no_grad()
-def solve(costs: Tensor, n_rows: Tensor, epsilon: float, *, tolerance: float, max_iterations: int) -> Solution:
-    """Solve B problems of different length against one set of columns.
+def solve(
+    costs: Tensor, n_rows: Tensor, n_columns: Tensor, epsilon: float, *, tolerance: float, max_iterations: int
+) -> Solution:
+    """Solve B problems of different size.
 
-    costs: [B, n, m] float64, padded along n. n_rows: [B] int64, rows that count; what padding holds does not matter.
-    tolerance: largest change of any row cost in the last Newton step, relative to the largest row cost of the problem.
-    max_iterations: sweeps and Newton steps at the most; a problem that needs more comes back not converged.
+    costs: [B, n, m] float64, padded. n_rows, n_columns: [B] int64, rows and columns that count; what padding holds does
+    not matter. tolerance: largest change of any row cost in the last Newton step, relative to the largest row cost of
+    the problem. max_iterations: sweeps and Newton steps at most; a problem that needs more comes back not converged.
     """
-    problems = _Problems(costs, n_rows, epsilon)
-    for level in _levels(problems.largest_cost, epsilon):
-        problems.sweep(level, RELAXATION)
-    done = torch.zeros_like(n_rows, dtype=torch.bool)
-    row_costs = torch.zeros_like(problems.f)
-    errors = torch.full_like(problems.f[:, 0], torch.inf)
-    iterations = torch.zeros_like(n_rows)
+    problems = _Problems(costs / epsilon, n_rows, n_columns)
+    g = torch.zeros_like(problems.b).masked_fill_(~problems.is_column, NOWHERE)
+    levels = _levels(float(problems.costs.max()))
+    for level in levels:
+        g = problems.sweep(g, level, RELAXATION)
+    row_costs = torch.zeros_like(costs[:, :, 0])
+    errors = torch.full_like(costs[:, 0, 0], torch.inf)
+    iterations = torch.full_like(n_rows, SWEEPS * len(levels))
+    converged = torch.zeros_like(n_rows, dtype=torch.bool)
     active = torch.arange(len(n_rows), device=costs.device)
     patient = False
     while True:
-        converged = problems.polish(tolerance, patient)
-        row_costs[active, : problems.f.shape[1]], errors[active] = problems.row_costs, problems.errors
-        iterations[active], done[active] = problems.iterations, converged
-        going_on = ~converged & (problems.iterations < max_iterations)
+        end = problems.polish(g, tolerance, patient)
+        row_costs[active], errors[active], converged[active] = epsilon * end.row_costs, end.errors, end.converged
+        iterations[active] += end.steps
+        going_on = ~end.converged & (iterations[active] < max_iterations)
         if not going_on.any():
-            return Solution(row_costs, errors, iterations, done)
+            return Solution(row_costs, errors, iterations, converged)
         active, problems = active[going_on], problems.only(going_on)
-        problems.sweep(epsilon, CAUTIOUS, torch.float64)
+        g = problems.sweep(end.g[going_on], 1.0, CAUTIOUS, torch.float64)
+        iterations[active] += SWEEPS
         patient = True
 
 
-def _levels(largest_cost: float, epsilon: float) -> list[float]:
-    """Falling values of epsilon, from the largest cost to the one asked for."""
-    levels = [epsilon]
+def _levels(largest_cost: float) -> list[float]:
+    """Falling multiples of epsilon, from the largest cost to 1."""
+    levels = [1.0]
     while levels[-1] * LEVEL_FACTOR < largest_cost:
         levels.append(levels[-1] * LEVEL_FACTOR)
     return levels[::-1]
 
 
-class _Problems:
-    """B problems on their way: potentials in float64, f [B, n] and g [B, m]; padded rows have no mass."""
+@dataclass(eq=False)
+class _Point:
+    """Column potentials g [B, m] and what follows from them when row sums are exact.
 
-    def __init__(self, costs: Tensor, n_rows: Tensor, epsilon: float) -> None:
-        b, n, m = costs.shape
-        self.epsilon = epsilon
-        self.n_rows = n_rows
+    plan: [B, n, m]. column_sums: [B, m]. errors: [B], of the column sums. row_costs: [B, n]. dual: [B], the dual's
+    value, sum a f + sum b g, which is concave in g and largest at the solution.
+    """
+
+    g: Tensor
+    plan: Tensor
+    column_sums: Tensor
+    errors: Tensor
+    row_costs: Tensor
+    dual: Tensor
+
+    def only(self, chosen: Tensor) -> _Point:
+        return _Point(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    def take(self, other: _Point, chosen: Tensor) -> None:
+        """Go to the other point where chosen [B]."""
+        for f in fields(self):
+            getattr(self, f.name)[chosen] = getattr(other, f.name)[chosen]
+
+
+@dataclass(eq=False)
+class _End:
+    """Where Newton's method left B problems, after how many steps [B], and which of them converged [B]."""
+
+    g: Tensor
+    errors: Tensor
+    row_costs: Tensor
+    steps: Tensor
+    converged: Tensor
+
+
+class _Problems:
+    """B problems in units of epsilon: costs [B, n, m], and weights a [B, n] and b [B, m]; all 0 on padding."""
+
+    def __init__(self, costs: Tensor, n_rows: Tensor, n_columns: Tensor) -> None:
+        n, m = costs.shape[1:]
+        self.n_rows, self.n_columns = n_rows, n_columns
         self.is_row = torch.arange(n, device=costs.device) < n_rows[:, None]
-        self.padded = int(n_rows.min()) < n
-        self.costs = costs.masked_fill(~self.is_row[:, :, None], 0.0) if self.padded else costs
-        self.a = 1.0 / n_rows.double()[:, None]
-        self.b = 1.0 / m
-        self.f = torch.zeros(b, n, dtype=torch.float64, device=costs.device)
-        self.g = torch.zeros(b, m, dtype=torch.float64, device=costs.device)
-        self.iterations = torch.zeros_like(n_rows)
-        self.largest_cost = float(self.costs.max())
-        self.row_costs = torch.zeros_like(self.f)
-        self.errors = torch.full_like(self.f[:, 0], torch.inf)
+        self.is_column = torch.arange(m, device=costs.device) < n_columns[:, None]
+        self.a, self.b = self.is_row / n_rows.double()[:, None], self.is_column / n_columns.double()[:, None]
+        padded = int(n_rows.min()) < n or int(n_columns.min()) < m
+        entries = self.is_row[:, :, None] & self.is_column[:, None, :]
+        self.costs = costs.masked_fill(~entries, 0.0) if padded else costs
 
     def only(self, chosen: Tensor) -> _Problems:
-        """Some of the problems, at the same point, padded no further than they need."""
-        n = int(self.n_rows[chosen].max())
-        rest = _Problems(self.costs[chosen, :n], self.n_rows[chosen], self.epsilon)
-        rest.f, rest.g, rest.iterations = self.f[chosen, :n], self.g[chosen], self.iterations[chosen]
-        return rest
+        return _Problems(self.costs[chosen], self.n_rows[chosen], self.n_columns[chosen])
 
-    def kernel(self, epsilon: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """exp((f + g - C) / epsilon) [B, n, m], with f moved so that the largest entry of each row is 1."""
-        exponent = torch.sub(self.g[:, None, :], self.costs)
-        top = exponent.amax(2)
-        self.f = -top
-        exponent.sub_(top[:, :, None]).div_(epsilon).clamp_(min=FLOOR)
-        return exponent.to(dtype).exp_()
-
-    def sweep(self, epsilon: float, relaxation: float, dtype: torch.dtype = torch.float32) -> None:
-        """Over-relaxed Sinkhorn: columns, then rows, `SWEEPS` times, the first time without relaxation."""
-        a, is_row = self.a.to(dtype), self.is_row
-        kernel = self.kernel(epsilon, dtype)
-        log_v = torch.zeros_like(self.g, dtype=dtype)
-        log_u = torch.log(a / (kernel.sum(2) + TINY)).masked_fill_(~is_row, -torch.inf)
+    def sweep(self, g: Tensor, level: float, relaxation: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Over-relaxed Sinkhorn at epsilon times level: columns, then rows, `SWEEPS` times, at first not relaxed."""
+        log_a, log_b = self.a.log().to(dtype), self.b.clamp_min(TINY).log().to(dtype)
+        is_padding, is_column = ~self.is_row, self.is_column.to(dtype)
+        log_v = torch.zeros_like(log_b)
         for sweep in range(SWEEPS):
+            if sweep == 0 or float(log_v.abs().max()) > RANGE:
+                g = g + level * log_v
+                kernel = self._kernel(g, level, dtype)
+                log_u, log_v = log_a - kernel.sum(2).log(), torch.zeros_like(log_b)
             factor = relaxation if sweep else 1.0
-            column_sums = torch.bmm(log_u.exp()[:, None, :], kernel)[:, 0] * log_v.exp()
-            log_v += factor * torch.log(self.b / (column_sums + TINY))
-            row_sums = torch.bmm(kernel, log_v.exp()[:, :, None])[:, :, 0] * log_u.exp()
-            log_u += factor * torch.log(a / (row_sums + TINY)).masked_fill_(~is_row, 0.0)
-            if sweep + 1 < SWEEPS and max(float(log_v.abs().max()), 0.0) > RANGE:
-                self.g += epsilon * log_v
-                kernel = self.kernel(epsilon, dtype)
-                log_v.zero_()
-                log_u = torch.log(a / (kernel.sum(2) + TINY)).masked_fill_(~is_row, -torch.inf)
-        self.f += (epsilon * log_u).double()
-        self.g += (epsilon * log_v).double()
-        self.iterations += SWEEPS
+            sums = _product(log_u.exp(), kernel).clamp_min_(TINY)
+            log_v = log_v.lerp(log_b - sums.log(), factor).mul_(is_column)
+            sums = _product(log_v.exp(), kernel.mT).clamp_min_(TINY)
+            log_u = log_u.lerp(log_a - sums.log(), factor).masked_fill_(is_padding, -torch.inf)
+        return g + level * log_v
 
-    def plan(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Plan [B, n, m] for column potentials g, with exact row sums; its column sums [B, m]; the dual's value [B].
+    def _kernel(self, g: Tensor, level: float, dtype: torch.dtype) -> Tensor:
+        """exp((f + g - C) / level) [B, n, m], with the f that makes the largest entry of each row 1."""
+        exponent = torch.sub(g[:, None, :], self.costs)
+        exponent = exponent.sub_(exponent.amax(2, keepdim=True)).to(dtype)
+        return exponent.div_(level).clamp_(min=FLOOR).exp_()
 
-        The dual, sum a f + sum b g for the f that makes row sums exact, is concave in g and largest at the solution.
-        """
-        exponent = torch.sub(g[:, None, :], self.costs).div_(self.epsilon)
-        top = exponent.amax(2)
-        exponent -= top[:, :, None]
-        plan = exponent.clamp_(min=FLOOR).exp_()
+    def at(self, g: Tensor) -> _Point:
+        exponent = torch.sub(g[:, None, :], self.costs)
+        top = exponent.amax(2, keepdim=True)
+        plan = exponent.sub_(top).clamp_(min=FLOOR).exp_()
         sums = plan.sum(2)
-        f = -self.epsilon * (top + torch.log(sums))
-        dual = (self.a * f).masked_fill(~self.is_row, 0.0).sum(1) + self.b * g.sum(1)
-        plan *= (self.a / sums).masked_fill(~self.is_row, 0.0)[:, :, None]
-        return plan, plan.sum(1), dual
+        dual = (self.b * g).sum(1) - (self.a * (top[:, :, 0] + sums.log())).sum(1)
+        plan *= (self.a / sums)[:, :, None]
+        column_sums = plan.sum(1)
+        errors = (column_sums - self.b).abs().sum(1)
+        row_costs = (plan * self.costs).sum(2) * self.n_rows[:, None]
+        return _Point(g, plan, column_sums, errors, row_costs, dual)
 
-    def polish(self, tolerance: float, patient: bool) -> Tensor:
-        """Newton's method for the problems that are ready for it. Returns [B] bool, which are converged.
+    def polish(self, g: Tensor, tolerance: float, patient: bool) -> _End:
+        """Newton's method from g, for the problems whose error is small enough for it.
 
+        A matrix is factored once, and serves later steps to precondition conjugate gradients; a step that gains nothing
+        is tried again with a new one, and close to the end with one in float64.
         patient: whether a shortened step that only raises the dual is taken; at first, sweeps gain more.
         """
-        converged = torch.zeros_like(self.errors, dtype=torch.bool)
-        plan, column_sums, dual = self.plan(self.g)
-        self.errors = (column_sums - self.b).abs().sum(1)
-        self.row_costs = self._row_costs(plan)
-        moving = self.errors < READY
-        precise = torch.zeros_like(moving)
+        here = self.at(g)
+        n_steps, converged = torch.zeros_like(self.n_rows), torch.zeros_like(self.is_row[:, 0])
+        end = _End(g.clone(), here.errors.clone(), here.row_costs.clone(), n_steps, converged)
+        moving = (here.errors < READY).nonzero()[:, 0]
+        part = self
+        factor, attempt = None, FRESH
+        if not len(moving):
+            return end
+        if len(moving) < len(g):
+            part, here = self.only(moving), here.only(moving)
         for _ in range(NEWTON_STEPS):
-            index = moving.nonzero()[:, 0]
-            if not len(index):
-                break
-            whole = len(index) == len(moving)
-            part = self if whole else self.only(index)
-            n = part.f.shape[1]
-            dtype = torch.float64 if bool(precise[index].any()) else torch.float32
-            step, shortened = part._newton_step(plan if whole else plan[index, :n], column_sums[index], dtype)
-            g = self.g[index] + step
-            new_plan, new_sums, new_dual = part.plan(g)
-            new_errors = (new_sums - self.b).abs().sum(1)
+            if factor is None:
+                factor = _Schur.of(part, here, torch.float32 if attempt == FRESH else torch.float64).factor()
+            step, solved = part.newton_step(here, factor)
+            longest = step.abs().amax(1, keepdim=True).clamp_min_(STEP_LIMIT)
+            shortened = longest[:, 0] > STEP_LIMIT
+            new = part.at(here.g + step * (STEP_LIMIT / longest))
             # Where the plan falls into parts that hardly touch, potentials have far to go before the error falls.
-            ascends = shortened & (new_dual > dual[index]) & (new_errors < 1.01 * self.errors[index])
-            better = (new_errors < 0.8 * self.errors[index]) | (new_errors < 1e-12) | (ascends & patient)
-            new_costs = part._row_costs(new_plan)
-            change = (new_costs - self.row_costs[index, :n]).abs().amax(1) / new_costs.abs().amax(1).clamp_min(TINY)
-            accepted = index[better]
-            self.iterations[index] += 1
-            self.g[accepted] = g[better]
-            self.errors[accepted] = new_errors[better]
-            self.row_costs[accepted, :n] = new_costs[better]
-            column_sums[accepted], dual[accepted] = new_sums[better], new_dual[better]
-            if whole and bool(better.all()):
-                plan = new_plan
+            ascends = shortened & (new.dual > here.dual) & (new.errors < 1.01 * here.errors)
+            better = (new.errors < 0.8 * here.errors) | (new.errors < 1e-12) | (ascends & patient)
+            change = (new.row_costs - here.row_costs).abs().amax(1) / new.row_costs.abs().amax(1).clamp_min(TINY)
+            finished = better & ~shortened & (change < tolerance)
+            if better.all():
+                here = new
             else:
-                plan[accepted, :n] = new_plan[better]
-            converged[index] = better & ~shortened & (change < tolerance)
-            near = self.errors[index] < PRECISE
-            moving[index] = ~converged[index] & (better | (near & ~precise[index]))
-            precise[index] = near & ~better
-        return converged
+                here.take(new, better)
+            end.g[moving], end.errors[moving], end.row_costs[moving] = here.g, here.errors, here.row_costs
+            end.steps[moving] += 1
+            end.converged[moving] = finished
+            tries = torch.where(better, EARLIER, attempt + 1)
+            going_on = ~finished & (tries <= torch.where(here.errors < PRECISE, FRESH_DOUBLE, FRESH))
+            if not going_on.any():
+                break
+            attempt = max(int(tries[going_on].max()), EARLIER if solved else FRESH)
+            if not going_on.all():
+                moving, factor = moving[going_on], factor[going_on]
+                part, here = part.only(going_on), here.only(going_on)
+            if attempt != EARLIER:
+                factor = None
+        return end
 
-    def _newton_step(self, plan: Tensor, column_sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Change of g [B, m] that removes the error of the column sums to first order, row sums being exact, and
-        whether it was shortened [B] to `STEP_LIMIT`.
+    def newton_step(self, here: _Point, factor: Tensor) -> tuple[Tensor, bool]:
+        """Change of g [B, m] that removes the error of the column sums to first order, and whether it was found.
 
-        dtype: of the matrix that is factored. Directions in which the problem is almost flat need float64.
+        factor: of this or an earlier point's matrix.
         """
-        damping = 1e-6 if dtype == torch.float32 else 1e-13
-        small = torch.nn.functional.threshold(plan.to(dtype), NEGLIGIBLE, 0.0)
-        residual = self.b - column_sums
-        n, m = plan.shape[1:]
-        rows = self.a.masked_fill(~self.is_row, 1.0)
-        if m <= n:
-            diagonal, right = column_sums, residual
-            schur = _lower_product((small / rows.to(dtype)[:, :, None]).transpose(1, 2), small).neg_()
-        else:
-            diagonal = self.a * self.is_row
-            right = -torch.bmm(plan, (residual / column_sums)[:, :, None])[:, :, 0]
-            schur = _lower_product(small / column_sums.to(dtype)[:, None, :], small.transpose(1, 2)).neg_()
-        k = schur.shape[1]
-        scale = diagonal.sum(1) / (self.n_rows if m > n else m)
-        schur += (scale / k).to(dtype)[:, None, None]
-        at = torch.arange(k, device=plan.device)
-        schur[:, at, at] += (diagonal + damping * scale[:, None]).to(dtype)
-        if m > n and self.padded:
-            schur[:, at, at] += (~self.is_row).to(dtype)
-        factor, failed = torch.linalg.cholesky_ex(schur)
-        solution = torch.cholesky_solve(right.to(dtype)[:, :, None], factor)[:, :, 0].double()
-        if m > n:
-            solution = (residual - torch.bmm(plan.transpose(1, 2), solution[:, :, None])[:, :, 0]) / column_sums
-        solution = torch.where(failed[:, None] > 0, 0.0, solution)
-        longest = solution.abs().amax(1, keepdim=True).clamp_min(STEP_LIMIT)
-        return self.epsilon * solution * (STEP_LIMIT / longest), longest[:, 0] > STEP_LIMIT
+        schur = _Schur.of(self, here, factor.dtype)
+        missing = (self.b - here.column_sums) * self.is_column
+        right = missing if self.by_columns else -_product(missing / here.column_sums, here.plan.mT)
+        step, solved = _conjugate_gradients(schur, right, factor)
+        if not self.by_columns:
+            step = (missing - _product(step, here.plan)) / here.column_sums
+        return torch.nan_to_num(step, 0.0, 0.0, 0.0) * self.is_column, solved
 
-    def _row_costs(self, plan: Tensor) -> Tensor:
-        return torch.einsum("bnm,bnm->bn", plan, self.costs) / self.a
+    @property
+    def by_columns(self) -> bool:
+        """Whether columns are the shorter side, of length k."""
+        return self.costs.shape[2] <= self.costs.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Schur:
+    """Newton's matrix, minus the dual's second derivative: the Schur complement on the shorter side of B problems.
+
+    On columns it is diag(c) - P' diag(1/a) P, with the plan P and its column sums c; on rows diag(a) - P diag(1/c) P'.
+    Both are positive semidefinite, and a little damping keeps them apart from zero.
+
+    plan: P or P' [B, l, k], without what is negligible. weight: [B, l] or [B, 1], one over the sums of the longer side.
+    diagonal: [B, k], damping included.
+    """
+
+    plan: Tensor
+    weight: Tensor
+    diagonal: Tensor
+
+    @classmethod
+    def of(cls, problems: _Problems, here: _Point, dtype: torch.dtype) -> _Schur:
+        plan = torch.nn.functional.threshold(here.plan.to(dtype), NEGLIGIBLE, 0.0)
+        if problems.by_columns:
+            sums, counts, weight = here.column_sums, problems.is_column, problems.n_rows[:, None]
+        else:
+            sums, counts, weight, plan = problems.a, problems.is_row, 1.0 / here.column_sums, plan.mT
+        mean = sums.sum(1, keepdim=True) / counts.sum(1, keepdim=True)
+        damping = (DAMPING if dtype == torch.float32 else DAMPING_DOUBLE) * mean
+        return cls(plan, weight.to(dtype), (torch.where(counts, sums, mean) + damping).to(dtype))
+
+    def times(self, x: Tensor) -> Tensor:
+        """[B, k], of x [B, k]."""
+        return self.diagonal * x - _product(_product(x, self.plan.mT) * self.weight, self.plan)
+
+    def factor(self) -> Tensor:
+        """Cholesky factor [B, k, k]; what the potentials sum to is held, as the dual does not change with it."""
+        matrix = _lower_product((self.plan * self.weight[:, :, None]).mT, self.plan).neg_()
+        k = matrix.shape[1]
+        matrix += (self.diagonal.sum(1) / k**2)[:, None, None]
+        matrix.diagonal(dim1=1, dim2=2).add_(self.diagonal)
+        factor: Tensor = torch.linalg.cholesky_ex(matrix).L
+        return factor
+
+
+def _conjugate_gradients(matrix: _Schur, right: Tensor, factor: Tensor) -> tuple[Tensor, bool]:
+    """Solution [B, k] float64 of B linear systems, and whether each is right to `RESIDUAL`.
+
+    factor: Cholesky factor of a matrix like this one, which preconditions; of this one itself, a step or two is enough.
+    """
+    size = torch.linalg.vector_norm(right, torch.inf, 1, keepdim=True).clamp_min(SMALLEST)
+    residual = (right / size).to(factor.dtype)
+    goal = RESIDUAL * residual.norm(dim=1)
+    solution, direction, slope = torch.zeros_like(residual), torch.zeros_like(residual), torch.ones_like(goal)
+    for _ in range(GRADIENT_STEPS):
+        descent = torch.cholesky_solve(residual[:, :, None], factor)[:, :, 0]
+        earlier, slope = slope, (residual * descent).sum(1)
+        direction = descent + (slope / earlier.clamp_min(TINY))[:, None] * direction
+        image = matrix.times(direction)
+        length = (slope / (direction * image).sum(1).clamp_min(TINY))[:, None]
+        solution += length * direction
+        residual -= length * image
+        solved = bool((residual.norm(dim=1) <= goal).all())
+        if solved:
+            break
+    return size * solution.double(), solved
+
+
+def _product(vectors: Tensor, matrices: Tensor) -> Tensor:
+    """[B, l], from [B, k] and [B, k, l]: from the left, which for B > 1 is ten times as fast as from the right."""
+    return torch.bmm(vectors[:, None, :], matrices)[:, 0]
 
 
 def _lower_product(left: Tensor, right: Tensor) -> Tensor:
@@ -270,33 +356,39 @@ def _lower_product(left: Tensor, right: Tensor) -> Tensor:
 
 @torch.no_grad()
 def log_domain_sinkhorn(
-    costs: Tensor, n_rows: Tensor, epsilon: float, max_iterations: int, check_every: int, threshold: float
+    costs: Tensor,
+    n_rows: Tensor,
+    n_columns: Tensor,
+    epsilon: float,
+    max_iterations: int,
+    check_every: int,
+    threshold: float,
 ) -> Solution:
     """Plain Sinkhorn in the log domain from f = 0, columns then rows, stopped after a fixed number of iterations.
 
     What Luo et al. (2023) run, by their library: the marginal error is looked at every `check_every` iterations, and
-    the plan is used wherever it stands. Row sums are exact, column sums are not. costs, n_rows: as for `solve`.
+    the plan is used wherever it stands. Row sums are exact, column sums are not. The first four: as for `solve`.
     """
     is_row = torch.arange(costs.shape[1], device=costs.device) < n_rows[:, None]
-    kernel = (-costs / epsilon).masked_fill(~is_row[:, :, None], -torch.inf)
-    n_columns = costs.shape[2]
-    log_a, log_b = -torch.log(n_rows.double())[:, None], -math.log(n_columns)
-    f = torch.zeros(costs.shape[:2], dtype=torch.float64, device=costs.device)
-    g = torch.zeros(len(costs), n_columns, dtype=torch.float64, device=costs.device)
+    is_column = torch.arange(costs.shape[2], device=costs.device) < n_columns[:, None]
+    entries = is_row[:, :, None] & is_column[:, None, :]
+    kernel = (-costs / epsilon).masked_fill(~entries, -torch.inf)
+    log_a, log_b = -torch.log(n_rows.double())[:, None], -torch.log(n_columns.double())[:, None]
+    f, g = torch.zeros_like(costs[:, :, 0]), torch.zeros_like(costs[:, 0, :])
     done = torch.zeros_like(n_rows, dtype=torch.bool)
-    errors = torch.full_like(f[:, 0], torch.inf)
+    errors = torch.full_like(costs[:, 0, 0], torch.inf)
     iterations = torch.zeros_like(n_rows)
     for iteration in range(1, max_iterations + 1):
-        new_g = log_b - torch.logsumexp(kernel + f[:, :, None], 1)
-        new_f = log_a - torch.logsumexp(kernel + new_g[:, None, :], 2)
-        g, f = torch.where(done[:, None], g, new_g), torch.where(done[:, None], f, new_f.masked_fill(~is_row, 0.0))
+        new_g = (log_b - torch.logsumexp(kernel + f[:, :, None], 1)).masked_fill(~is_column, 0.0)
+        new_f = (log_a - torch.logsumexp(kernel + new_g[:, None, :], 2)).masked_fill(~is_row, 0.0)
+        g, f = torch.where(done[:, None], g, new_g), torch.where(done[:, None], f, new_f)
         iterations += ~done
         if iteration % check_every == 0 or iteration == max_iterations:
             plan = (kernel + f[:, :, None] + g[:, None, :]).exp()
-            errors = (plan.sum(1) - 1 / n_columns).abs().sum(1)
+            errors = (plan.sum(1) - is_column / n_columns.double()[:, None]).abs().sum(1)
             done |= errors < threshold
             if done.all():
                 break
     plan = (kernel + f[:, :, None] + g[:, None, :]).exp()
-    row_costs = (plan * costs.masked_fill(~is_row[:, :, None], 0.0)).sum(2) * n_rows[:, None]
+    row_costs = (plan * costs.masked_fill(~entries, 0.0)).sum(2) * n_rows[:, None]
     return Solution(row_costs, errors, iterations, done)

@@ -41,15 +41,21 @@ def random_costs(seed: int, lengths: list[int], n_columns: int) -> tuple[torch.T
     return costs, torch.tensor(lengths)
 
 
+def every_column(costs: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(costs),), costs.shape[2])
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 0.1, 0.05])
 def test_a_ragged_batch_equals_pot_problem_by_problem(epsilon: float) -> None:
-    lengths = [1, 2, 7, 20, 33]
+    lengths, widths = [1, 2, 7, 20, 33, 12, 9], [20, 1, 20, 20, 20, 15, 3]
     costs, n_rows = random_costs(0, lengths, n_columns=20)
     costs /= 10
-    solution = solve(costs, n_rows, epsilon, tolerance=1e-9, max_iterations=20_000)
+    for place, m in enumerate(widths):
+        costs[place, :, m:] = -7.0
+    solution = solve(costs, n_rows, torch.tensor(widths), epsilon, tolerance=1e-9, max_iterations=20_000)
     assert solution.converged.all()
-    for place, n in enumerate(lengths):
-        expected = row_costs_by_pot(costs[place, :n].numpy(), epsilon)
+    for place, (n, m) in enumerate(zip(lengths, widths, strict=True)):
+        expected = row_costs_by_pot(costs[place, :n, :m].numpy(), epsilon)
         assert solution.row_costs[place, :n].numpy() == pytest.approx(expected, rel=1e-7, abs=1e-9)
         assert (solution.row_costs[place, n:] == 0).all()
 
@@ -65,7 +71,7 @@ def test_any_small_problem_converges_to_pots_answer(
     seed: int, lengths: list[int], n_columns: int, epsilon: float
 ) -> None:
     costs, n_rows = random_costs(seed, lengths, n_columns)
-    solution = solve(costs, n_rows, epsilon, tolerance=1e-8, max_iterations=20_000)
+    solution = solve(costs, n_rows, every_column(costs), epsilon, tolerance=1e-8, max_iterations=20_000)
     assert solution.converged.all()
     assert (solution.marginal_errors < 1e-6).all()
     for place, n in enumerate(lengths):
@@ -78,9 +84,16 @@ def test_any_small_problem_converges_to_pots_answer(
 
 def test_neighbours_in_the_batch_change_nothing() -> None:
     costs, n_rows = random_costs(1, [9, 30, 4], n_columns=15)
-    together = solve(costs, n_rows, 0.1, tolerance=1e-9, max_iterations=20_000)
+    together = solve(costs, n_rows, every_column(costs), 0.1, tolerance=1e-9, max_iterations=20_000)
     for place, n in enumerate(n_rows.tolist()):
-        alone = solve(costs[[place], :n], n_rows[[place]], 0.1, tolerance=1e-9, max_iterations=20_000)
+        alone = solve(
+            costs[[place], :n],
+            n_rows[[place]],
+            every_column(costs)[[place]],
+            0.1,
+            tolerance=1e-9,
+            max_iterations=20_000,
+        )
         assert alone.row_costs[0].numpy() == pytest.approx(together.row_costs[place, :n].numpy(), rel=1e-8)
 
 
@@ -90,7 +103,7 @@ def test_a_tiny_epsilon_neither_underflows_nor_beats_the_exact_cost() -> None:
     exact = ot.emd2(np.full(12, 1 / 12), np.full(9, 1 / 9), cost)
     costs, n_rows = torch.from_numpy(cost)[None], torch.tensor([12])
     for epsilon in (1.0, 0.1, 0.01, 0.001):
-        solution = solve(costs, n_rows, epsilon, tolerance=1e-6, max_iterations=50_000)
+        solution = solve(costs, n_rows, every_column(costs), epsilon, tolerance=1e-6, max_iterations=50_000)
         total = float(solution.row_costs.sum()) / 12
         assert total >= exact * (1 - 1e-9)
         assert solution.converged.all()
@@ -99,7 +112,7 @@ def test_a_tiny_epsilon_neither_underflows_nor_beats_the_exact_cost() -> None:
 
 def test_equal_costs_are_solved_at_once() -> None:
     costs = torch.full((2, 5, 7), 3.0, dtype=torch.float64)
-    solution = solve(costs, torch.tensor([5, 2]), 0.01, tolerance=1e-9, max_iterations=1000)
+    solution = solve(costs, torch.tensor([5, 2]), every_column(costs), 0.01, tolerance=1e-9, max_iterations=1000)
     assert solution.converged.all()
     assert solution.row_costs[0].tolist() == pytest.approx([3.0] * 5)
     assert solution.row_costs[1].tolist() == pytest.approx([3.0, 3.0, 0, 0, 0])
@@ -107,32 +120,35 @@ def test_equal_costs_are_solved_at_once() -> None:
 
 def test_what_is_not_done_in_time_is_not_called_converged() -> None:
     costs, n_rows = random_costs(3, [40, 12], n_columns=40)
-    solution = solve(costs, n_rows, 0.01, tolerance=0.0, max_iterations=1)  # no change is less than none
+    solution = solve(
+        costs, n_rows, every_column(costs), 0.01, tolerance=0.0, max_iterations=1
+    )  # no change is less than none
     assert solution.converged.tolist() == [False, False]
 
 
 def test_the_plain_loop_repeats_sinkhorn_as_written() -> None:
     """Against the same iteration written down once more, for one problem, in numpy."""
     costs, n_rows = random_costs(4, [6, 3], n_columns=5)
+    n_columns = torch.tensor([4, 5])
     epsilon = 0.2
     for iterations in (1, 3, 10):
-        solution = log_domain_sinkhorn(costs, n_rows, epsilon, iterations, check_every=10, threshold=1e-9)
+        solution = log_domain_sinkhorn(costs, n_rows, n_columns, epsilon, iterations, check_every=10, threshold=1e-9)
         assert solution.iterations.tolist() == [iterations, iterations]
-        for place, n in enumerate(n_rows.tolist()):
-            cost = costs[place, :n].numpy()
+        for place, (n, m) in enumerate(zip(n_rows.tolist(), n_columns.tolist(), strict=True)):
+            cost = costs[place, :n, :m].numpy()
             kernel = np.exp(-cost / epsilon)
-            u, v = np.ones(n), np.ones(5)
+            u, v = np.ones(n), np.ones(m)
             for _ in range(iterations):
-                v = (1 / 5) / (kernel.T @ u)
+                v = (1 / m) / (kernel.T @ u)
                 u = (1 / n) / (kernel @ v)
             plan = u[:, None] * kernel * v
             assert solution.row_costs[place, :n].numpy() == pytest.approx((plan * cost).sum(1) * n, rel=1e-10)
-            assert float(solution.marginal_errors[place]) == pytest.approx(np.abs(plan.sum(0) - 1 / 5).sum(), rel=1e-6)
+            assert float(solution.marginal_errors[place]) == pytest.approx(np.abs(plan.sum(0) - 1 / m).sum(), rel=1e-6)
 
 
 def test_the_plain_loop_stops_where_its_threshold_says() -> None:
     costs, n_rows = random_costs(5, [6, 4], n_columns=5)
-    solution = log_domain_sinkhorn(costs, n_rows, 50.0, 100, check_every=10, threshold=1e-9)
+    solution = log_domain_sinkhorn(costs, n_rows, every_column(costs), 50.0, 100, check_every=10, threshold=1e-9)
     assert solution.converged.all()
     assert solution.iterations.tolist() == [10, 10]
 
@@ -147,7 +163,8 @@ def test_parts_that_hardly_touch_are_balanced_all_the_same(gap: float) -> None:
 
     x, y = clusters(50, 47), clusters(50, 50)
     cost = ((x[:, None] - y) ** 2).sum(2)
-    solution = solve(torch.from_numpy(cost)[None], torch.tensor([97]), 0.01, tolerance=1e-8, max_iterations=2000)
+    costs, n_rows = torch.from_numpy(cost)[None], torch.tensor([97])
+    solution = solve(costs, n_rows, every_column(costs), 0.01, tolerance=1e-8, max_iterations=2000)
     assert solution.converged.all()
     assert solution.marginal_errors[0] < 1e-9
     exact = ot.emd2(np.full(97, 1 / 97), np.full(100, 1 / 100), cost)
