@@ -1,6 +1,6 @@
 """Optimal-transport labels: assay, a loop over POT, and OTT-JAX, on the same episodes and at equal accuracy.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/labels.py [--lengths 27 121 484 1000] [--each 2] [--rounds 3]
+    python benchmarks/labels.py [--lengths 27 121 484 1000] [--each 2] [--rounds 3]
     python benchmarks/labels.py --throughput 1000 10000 100000
 
 Episodes are those of examples/hopper/hopper-replay.hdf5 nearest to the given lengths, the demonstration is the first

@@ -9,10 +9,12 @@ P = exp((f_i + g_j - C_ij) / epsilon). The potentials f, g are found in three st
    plan, so it does not underflow, and a sweep is two matrix-vector products in float32;
 3. Newton's method on the dual in float64, by the Schur complement on the shorter side (Brauer et al. 2017). The
    residuals are float64 and the matrix is float32: a step gains several digits, and its size tells the error before it.
-   The matrix is factored once; the later steps take a few conjugate gradients preconditioned by that factor.
+   The matrix is factored once; the later steps take a few conjugate gradients preconditioned by that factor. Steps are
+   limited in length, and raise the dual where they do not lower the error.
 
 Sinkhorn alone would stop short: at epsilon 0.01 and a thousand steps, marginals right to 1e-5 still leave rewards wrong
-in the third digit. Here a problem is converged when a Newton step no longer changes the cost of any row.
+in the third digit. Here a problem is converged when a Newton step no longer changes the cost of any row, and the error
+fell tenfold with it or is too small to matter: an almost flat dual lets small steps look like the end.
 """
 
 from __future__ import annotations
@@ -27,20 +29,23 @@ RELAXATION = 1.85
 CAUTIOUS = 1.5
 """Over-relaxation on the way down, and when Newton's method was not ready afterwards."""
 LEVEL_FACTOR = 4.0
-SWEEPS = 20
-"""Sweeps at each level of epsilon scaling, and between two attempts of Newton's method."""
+SWEEPS, CHECK_EVERY = 30, 3
+"""Sweeps at each level of epsilon scaling, and between two attempts of Newton's method, at most."""
+SETTLED, LAST_SETTLED = 0.05, 0.01
+"""Marginal error that is small enough to go on to the next level, or after the last one to Newton's method."""
 RANGE = 13.8
 """Scalings are folded into the potentials when their logarithm leaves +-13.8 (a factor of 1e6)."""
-READY = 1e-2
-"""Marginal error below which Newton's method is tried."""
-NEWTON_STEPS = 12
-PRECISE = 1e-5
-"""Marginal error below which a Newton step that gains nothing is tried again with a float64 matrix."""
+READY = 0.03
+"""Marginal error below which Newton's method is tried; after more sweeps it is tried wherever they end."""
+NEWTON_STEPS = 30
+ASCENT = 0.1
+"""A Newton step is taken if the error falls, or if the dual rises by this part of what its slope promises. Where the
+plan falls into parts that hardly touch, potentials have far to go before the error falls."""
 STEP_LIMIT = 3.0
-"""Longest Newton step of any potential, in units of epsilon."""
+"""Longest Newton step of any potential at first, in units of epsilon; it doubles as long as such steps are taken."""
 GRADIENT_STEPS = 10
 """Conjugate gradients with an earlier factor before the matrix is factored anew."""
-RESIDUAL = 1e-3
+RESIDUAL = 1e-2
 """What they leave of the residual."""
 BLOCK = 256
 """Rows of Newton's symmetric matrix that are multiplied out together, up to the diagonal."""
@@ -54,7 +59,8 @@ slower than others, and what is that small adds nothing."""
 NEGLIGIBLE = 1e-18
 """Plan entries below this are left out of Newton's matrix, where they are multiplied with each other in float32."""
 EARLIER, FRESH, FRESH_DOUBLE = 0, 1, 2
-"""Which factor Newton's method uses, in the order in which they are tried."""
+"""Which factor Newton's method uses, in the order in which they are tried. Directions in which the dual is almost flat
+need float64."""
 NOWHERE = -1e30
 """Potential of a padded column: nothing is moved there."""
 
@@ -93,26 +99,26 @@ def solve(
     """
     problems = _Problems(costs / epsilon, n_rows, n_columns)
     g = torch.zeros_like(problems.b).masked_fill_(~problems.is_column, NOWHERE)
-    levels = _levels(float(problems.costs.max()))
-    for level in levels:
-        g = problems.sweep(g, level, RELAXATION)
+    iterations = torch.zeros_like(n_rows)
+    for level in _levels(float(problems.costs.max())):
+        g, sweeps = problems.sweep(g, level, RELAXATION, SETTLED if level > 1 else LAST_SETTLED)
+        iterations += sweeps
     row_costs = torch.zeros_like(costs[:, :, 0])
     errors = torch.full_like(costs[:, 0, 0], torch.inf)
-    iterations = torch.full_like(n_rows, SWEEPS * len(levels))
     converged = torch.zeros_like(n_rows, dtype=torch.bool)
     active = torch.arange(len(n_rows), device=costs.device)
-    patient = False
+    ready = READY
     while True:
-        end = problems.polish(g, tolerance, patient)
+        end = problems.polish(g, tolerance, ready)
         row_costs[active], errors[active], converged[active] = epsilon * end.row_costs, end.errors, end.converged
         iterations[active] += end.steps
         going_on = ~end.converged & (iterations[active] < max_iterations)
         if not going_on.any():
             return Solution(row_costs, errors, iterations, converged)
         active, problems = active[going_on], problems.only(going_on)
-        g = problems.sweep(end.g[going_on], 1.0, CAUTIOUS, torch.float64)
-        iterations[active] += SWEEPS
-        patient = True
+        g, sweeps = problems.sweep(end.g[going_on], 1.0, CAUTIOUS, 0.0, torch.float64)
+        iterations[active] += sweeps
+        ready = torch.inf
 
 
 def _levels(largest_cost: float) -> list[float]:
@@ -174,8 +180,13 @@ class _Problems:
     def only(self, chosen: Tensor) -> _Problems:
         return _Problems(self.costs[chosen], self.n_rows[chosen], self.n_columns[chosen])
 
-    def sweep(self, g: Tensor, level: float, relaxation: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Over-relaxed Sinkhorn at epsilon times level: columns, then rows, `SWEEPS` times, at first not relaxed."""
+    def sweep(
+        self, g: Tensor, level: float, relaxation: float, settled: float, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, int]:
+        """Over-relaxed Sinkhorn at epsilon times level: columns, then rows, until every problem is `settled`.
+
+        Returns g and the number of sweeps, the first of which is not relaxed.
+        """
         log_a, log_b = self.a.log().to(dtype), self.b.clamp_min(TINY).log().to(dtype)
         is_padding, is_column = ~self.is_row, self.is_column.to(dtype)
         log_v = torch.zeros_like(log_b)
@@ -184,12 +195,15 @@ class _Problems:
                 g = g + level * log_v
                 kernel = self._kernel(g, level, dtype)
                 log_u, log_v = log_a - kernel.sum(2).log(), torch.zeros_like(log_b)
-            factor = relaxation if sweep else 1.0
             sums = _product(log_u.exp(), kernel).clamp_min_(TINY)
-            log_v = log_v.lerp(log_b - sums.log(), factor).mul_(is_column)
+            goal = (log_b - sums.log()).mul_(is_column)
+            if sweep and sweep % CHECK_EVERY == 0 and float((goal - log_v).abs().mean(1).max()) < settled:
+                return g + level * log_v, sweep
+            factor = relaxation if sweep else 1.0
+            log_v = log_v.lerp(goal, factor)
             sums = _product(log_v.exp(), kernel.mT).clamp_min_(TINY)
             log_u = log_u.lerp(log_a - sums.log(), factor).masked_fill_(is_padding, -torch.inf)
-        return g + level * log_v
+        return g + level * log_v, SWEEPS
 
     def _kernel(self, g: Tensor, level: float, dtype: torch.dtype) -> Tensor:
         """exp((f + g - C) / level) [B, n, m], with the f that makes the largest entry of each row 1."""
@@ -209,49 +223,52 @@ class _Problems:
         row_costs = (plan * self.costs).sum(2) * self.n_rows[:, None]
         return _Point(g, plan, column_sums, errors, row_costs, dual)
 
-    def polish(self, g: Tensor, tolerance: float, patient: bool) -> _End:
-        """Newton's method from g, for the problems whose error is small enough for it.
+    def polish(self, g: Tensor, tolerance: float, ready: float) -> _End:
+        """Newton's method from g, for the problems whose error is below ready.
 
         A matrix is factored once, and serves later steps to precondition conjugate gradients; a step that gains nothing
-        is tried again with a new one, and close to the end with one in float64.
-        patient: whether a shortened step that only raises the dual is taken; at first, sweeps gain more.
+        is tried again with a new one, and then with one in float64.
         """
         here = self.at(g)
         n_steps, converged = torch.zeros_like(self.n_rows), torch.zeros_like(self.is_row[:, 0])
         end = _End(g.clone(), here.errors.clone(), here.row_costs.clone(), n_steps, converged)
-        moving = (here.errors < READY).nonzero()[:, 0]
+        moving = (here.errors < ready).nonzero()[:, 0]
         part = self
         factor, attempt = None, FRESH
         if not len(moving):
             return end
         if len(moving) < len(g):
             part, here = self.only(moving), here.only(moving)
+        limit = torch.full_like(here.errors, STEP_LIMIT)
         for _ in range(NEWTON_STEPS):
             if factor is None:
                 factor = _Schur.of(part, here, torch.float32 if attempt == FRESH else torch.float64).factor()
             step, solved = part.newton_step(here, factor)
-            longest = step.abs().amax(1, keepdim=True).clamp_min_(STEP_LIMIT)
-            shortened = longest[:, 0] > STEP_LIMIT
-            new = part.at(here.g + step * (STEP_LIMIT / longest))
-            # Where the plan falls into parts that hardly touch, potentials have far to go before the error falls.
-            ascends = shortened & (new.dual > here.dual) & (new.errors < 1.01 * here.errors)
-            better = (new.errors < 0.8 * here.errors) | (new.errors < 1e-12) | (ascends & patient)
+            longest = step.abs().amax(1)
+            shortened = longest > limit
+            step *= torch.where(shortened, limit / longest, 1.0)[:, None]
+            new = part.at(here.g + step)
+            slope = ((part.b - here.column_sums) * step).sum(1)
+            ascends = (slope > 0) & (new.dual - here.dual > ASCENT * slope)
+            better = (new.errors < 0.8 * here.errors) | (new.errors < 1e-12) | ascends
             change = (new.row_costs - here.row_costs).abs().amax(1) / new.row_costs.abs().amax(1).clamp_min(TINY)
-            finished = better & ~shortened & (change < tolerance)
+            sure = (new.errors < 0.1 * here.errors) | (new.errors * part.n_rows < tolerance)
+            finished = better & sure & ~shortened & (change < tolerance)
             if better.all():
                 here = new
             else:
                 here.take(new, better)
+            limit = torch.where(better, torch.where(shortened, 2 * limit, limit), STEP_LIMIT)
             end.g[moving], end.errors[moving], end.row_costs[moving] = here.g, here.errors, here.row_costs
             end.steps[moving] += 1
             end.converged[moving] = finished
             tries = torch.where(better, EARLIER, attempt + 1)
-            going_on = ~finished & (tries <= torch.where(here.errors < PRECISE, FRESH_DOUBLE, FRESH))
+            going_on = ~finished & (tries <= FRESH_DOUBLE)
             if not going_on.any():
                 break
             attempt = max(int(tries[going_on].max()), EARLIER if solved else FRESH)
             if not going_on.all():
-                moving, factor = moving[going_on], factor[going_on]
+                moving, factor, limit = moving[going_on], factor[going_on], limit[going_on]
                 part, here = part.only(going_on), here.only(going_on)
             if attempt != EARLIER:
                 factor = None

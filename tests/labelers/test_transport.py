@@ -153,7 +153,7 @@ def test_the_plain_loop_stops_where_its_threshold_says() -> None:
     assert solution.iterations.tolist() == [10, 10]
 
 
-@pytest.mark.parametrize("gap", [1.0, 3.0])
+@pytest.mark.parametrize("gap", [1.0, 3.0, 10.0, 30.0])
 def test_parts_that_hardly_touch_are_balanced_all_the_same(gap: float) -> None:
     """Two far clusters with a little more mass on one side: potentials must move far before the error falls."""
     rng = np.random.default_rng(6)
