@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,6 +15,7 @@ from pydantic import Field
 from algorithms.policy import Policy
 from data.config import Config
 from data.errors import ConfigurationError
+from data.progress import Progress, silent
 
 if TYPE_CHECKING:
     import gymnasium
@@ -35,13 +35,7 @@ class Evaluation(Config):
     seed: int = Field(default=0, ge=0)
 
 
-def silent(done: int) -> None:
-    """Progress nobody watches."""
-
-
-def evaluate(
-    policy: Policy, environment: str, episodes: int, seed: int, progress: Callable[[int], None] = silent
-) -> np.ndarray:
+def evaluate(policy: Policy, environment: str, episodes: int, seed: int, progress: Progress = silent) -> np.ndarray:
     """[P, episodes] float64, the undiscounted return of each episode of each of P members.
 
     All episodes of all members run side by side, with one call of the policy a time step. Episode k starts from the

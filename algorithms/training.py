@@ -28,6 +28,7 @@ from algorithms.policy import save_policy as save_policy
 from algorithms.spec import PIECE, Spec
 from data.config import Config
 from data.errors import ConfigurationError, DatasetError, WorkError
+from data.progress import Progress, silent
 from data.trajectories import Column, Trajectories
 from labelers.memory import keep_freed_memory
 from labelers.networks import generator
@@ -84,10 +85,6 @@ class Trained:
     metrics: pl.DataFrame
 
 
-def silent(done: int) -> None:
-    """Progress nobody watches."""
-
-
 def train(
     algorithm: Algorithm[S],
     trajectories: Trajectories,
@@ -98,7 +95,7 @@ def train(
     checkpoint: Path | None = None,
     evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
-    progress: Callable[[int], None] = silent,
+    progress: Progress = silent,
     on_checkpoint: Callable[[pl.DataFrame], None] | None = None,
 ) -> Trained:
     """Train all members as one program, each exactly as if alone.

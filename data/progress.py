@@ -1,4 +1,4 @@
-"""Progress of work over many steps."""
+"""Progress of long work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of steps just done."""
+"""Called with the number just done: steps read or trained, episodes labelled, passes made while fitting."""
 
 
 def silent(done: int) -> None:

@@ -30,11 +30,12 @@ from torch import Tensor
 
 from data.errors import ConfigurationError
 from data.labels import ActionLabels
+from data.progress import Progress, silent
 from data.statistics import Moments, MomentsOf
 from data.trajectories import Trajectories
 from labelers.action_models import ActionModel, Choices, SquashedGaussian, explained_variance, restored
 from labelers.evidence import Evidence, LabelledActions
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 from labelers.networks import Adam, Best, Networks, generator
 from labelers.reward_model import BLOCK, blocks, standard_inputs
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import safetensors
@@ -18,19 +18,12 @@ from torch import Tensor
 from data.config import Config
 from data.errors import StoreError
 from data.labels import AnyLabels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, EvidenceSpec, Reference
 from labelers.transforms import Transform
 
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of episodes just finished (labelling) or of passes just made (fitting)."""
-
-
 FORMAT = "assay-labeler/1"
-
-
-def silent(done: int) -> None:
-    """Progress nobody watches."""
 
 
 class FittedLabeler(Protocol):

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 
 from data.errors import ConfigurationError
 from data.labels import Labels, episode_returns
+from data.progress import Progress, silent
 from data.statistics import Moments, moments_of
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, TrajectoryReturns
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 from labelers.networks import Adam, generator, load_tensors
 from labelers.reward_model import held_out, standard_inputs, step_inputs
 

@@ -21,9 +21,10 @@ from scipy.spatial import KDTree
 
 from data.errors import DatasetError
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Demonstrations, Evidence
-from labelers.labeler import Labeler, Progress, silent
+from labelers.labeler import Labeler
 from labelers.reward_model import action_columns
 
 BLOCK = 1 << 14

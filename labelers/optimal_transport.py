@@ -29,9 +29,10 @@ from torch.nn.utils.rnn import pad_sequence
 from data.config import Config
 from data.errors import DatasetError, WorkError
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Demonstrations, Evidence
-from labelers.labeler import Labeler, Progress, silent
+from labelers.labeler import Labeler
 from labelers.memory import keep_freed_memory
 from labelers.transport import Outcome, Solution, log_domain_sinkhorn, solve
 

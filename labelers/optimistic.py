@@ -26,9 +26,10 @@ from pydantic import Field, JsonValue
 from torch import Tensor
 
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, LabelledTransitions
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 from labelers.networks import Adam, Networks, generator
 from labelers.reward_model import BLOCK, FittedRewardModel, RewardModel, blocks, standard_inputs, step_inputs
 

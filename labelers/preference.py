@@ -30,10 +30,11 @@ from data.config import Config
 from data.errors import ConfigurationError
 from data.findings import Severity
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.statistics import Moments, moments_of
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, Preferences
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 from labelers.networks import Adam, Best, generator
 from labelers.preferences import Annotator, AnyPreferences
 from labelers.reward_model import standard_inputs, step_inputs

@@ -18,10 +18,11 @@ import torch
 
 from data.digests import ColumnHasher, digest_of
 from data.errors import DatasetError
+from data.progress import Progress, silent
 from data.readers.files import check_readable
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, EvidenceFile, EvidenceSource
-from labelers.labeler import Labeler, Progress, silent
+from labelers.labeler import Labeler
 from labelers.source import FittedSource
 
 MADE_FOR = "assay.dataset"

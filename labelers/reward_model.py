@@ -22,10 +22,11 @@ from torch import Tensor
 from data.config import Config
 from data.errors import ConfigurationError
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.statistics import Moments, moments_of, standardise
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, LabelledTransitions
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 from labelers.networks import Adam, Best, Networks, generator
 from labelers.quality import correlation
 

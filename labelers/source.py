@@ -9,9 +9,10 @@ import torch
 
 from data.errors import ConfigurationError
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, KnownRewards
-from labelers.labeler import Labeler, Progress, silent
+from labelers.labeler import Labeler
 
 
 class Source(Labeler):

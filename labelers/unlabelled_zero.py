@@ -18,9 +18,10 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence, LabelledTransitions
-from labelers.labeler import LearningLabeler, Progress, silent
+from labelers.labeler import LearningLabeler
 
 
 class UnlabelledZero(LearningLabeler):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from data.labels import Labels
+from data.progress import Progress, silent
 from data.trajectories import Trajectories
 from labelers.evidence import Evidence
-from labelers.labeler import Labeler, Progress, silent
+from labelers.labeler import Labeler
 
 
 class Zero(Labeler):
