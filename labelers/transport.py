@@ -43,6 +43,8 @@ ASCENT = 0.1
 plan falls into parts that hardly touch, potentials have far to go before the error falls."""
 STEP_LIMIT = 3.0
 """Longest Newton step of any potential at first, in units of epsilon; it doubles as long as such steps are taken."""
+PRECISE = 1e-6
+"""Marginal error from which on a step that does not lower it tenfold asks for a better matrix."""
 GRADIENT_STEPS = 10
 """Conjugate gradients with an earlier factor before the matrix is factored anew."""
 RESIDUAL = 1e-2
@@ -252,8 +254,10 @@ class _Problems:
             ascends = (slope > 0) & (new.dual - here.dual > ASCENT * slope)
             better = (new.errors < 0.8 * here.errors) | (new.errors < 1e-12) | ascends
             change = (new.row_costs - here.row_costs).abs().amax(1) / new.row_costs.abs().amax(1).clamp_min(TINY)
-            sure = (new.errors < 0.1 * here.errors) | (new.errors * part.n_rows < tolerance)
+            quick = new.errors < 0.1 * here.errors
+            sure = quick | (new.errors * part.n_rows < tolerance)
             finished = better & sure & ~shortened & (change < tolerance)
+            slow = ~quick & ~shortened & (new.errors < PRECISE)
             if better.all():
                 here = new
             else:
@@ -262,11 +266,11 @@ class _Problems:
             end.g[moving], end.errors[moving], end.row_costs[moving] = here.g, here.errors, here.row_costs
             end.steps[moving] += 1
             end.converged[moving] = finished
-            tries = torch.where(better, EARLIER, attempt + 1)
-            going_on = ~finished & (tries <= FRESH_DOUBLE)
+            tries = torch.where(better & ~slow, EARLIER, attempt + 1)
+            going_on = ~finished & (better | (tries <= FRESH_DOUBLE))
             if not going_on.any():
                 break
-            attempt = max(int(tries[going_on].max()), EARLIER if solved else FRESH)
+            attempt = max(min(int(tries[going_on].max()), FRESH_DOUBLE), EARLIER if solved else FRESH)
             if not going_on.all():
                 moving, factor, limit = moving[going_on], factor[going_on], limit[going_on]
                 part, here = part.only(going_on), here.only(going_on)
