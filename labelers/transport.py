@@ -42,7 +42,8 @@ ASCENT = 0.1
 """A Newton step is taken if the error falls, or if the dual rises by this part of what its slope promises. Where the
 plan falls into parts that hardly touch, potentials have far to go before the error falls."""
 STEP_LIMIT = 3.0
-"""Longest Newton step of any potential at first, in units of epsilon; it doubles as long as such steps are taken."""
+"""Longest Newton step of any potential at first, in units of epsilon. It doubles when such a step is taken, and falls to a
+quarter when a step is not."""
 PRECISE = 1e-6
 """Marginal error from which on a step that does not lower it tenfold asks for a better matrix."""
 GRADIENT_STEPS = 10
@@ -262,7 +263,7 @@ class _Problems:
                 here = new
             else:
                 here.take(new, better)
-            limit = torch.where(better, torch.where(shortened, 2 * limit, limit), STEP_LIMIT)
+            limit = torch.where(better, torch.where(shortened, 2 * limit, limit), torch.minimum(limit, longest) / 4)
             end.g[moving], end.errors[moving], end.row_costs[moving] = here.g, here.errors, here.row_costs
             end.steps[moving] += 1
             end.converged[moving] = finished

@@ -169,3 +169,50 @@ def test_parts_that_hardly_touch_are_balanced_all_the_same(gap: float) -> None:
     assert solution.marginal_errors[0] < 1e-9
     exact = ot.emd2(np.full(97, 1 / 97), np.full(100, 1 / 100), cost)
     assert exact <= float(solution.row_costs.sum()) / 97 <= exact + 0.01 * np.log(97 * 100)
+
+
+KINDS = ("noise", "walk", "clusters", "copies")
+
+
+def clouds(rng: np.random.Generator, kind: str, count: int, n: int, width: int) -> torch.Tensor:
+    """Points [count, n, width] of some kind."""
+    points = rng.normal(size=(count, n, width))
+    if kind == "walk":
+        points = 0.1 * points.cumsum(1)
+    if kind == "clusters":
+        points = 0.03 * points + rng.integers(0, 4, size=(count, n, 1)) * rng.choice([0.5, 2.0])
+    if kind == "copies":
+        points = points[:, rng.integers(0, max(1, n // 3), size=n)]
+    return torch.from_numpy(points)
+
+
+def check_random_batches(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        kind, epsilon = rng.choice(KINDS), float(rng.choice([1.0, 0.1, 0.03, 0.01, 0.003]))
+        batch, n, m, width = (
+            int(rng.choice(c)) for c in ([1, 3, 5], [1, 3, 20, 100, 300], [1, 2, 17, 90, 250], [1, 5, 20])
+        )
+        costs = torch.cdist(clouds(rng, kind, batch, n, width), clouds(rng, kind, batch, m, width))
+        if rng.random() < 0.4:
+            costs = costs**2
+        n_rows, n_columns = (torch.from_numpy(rng.integers(1, k + 1, size=batch)) for k in (n, m))
+        solution = solve(costs, n_rows, n_columns, epsilon, tolerance=1e-6, max_iterations=1000)
+        assert solution.converged.all(), (seed, kind, epsilon, n_rows, n_columns, solution.iterations)
+        for place, (rows, columns) in enumerate(zip(n_rows.tolist(), n_columns.tolist(), strict=True)):
+            cost = costs[place, :rows, :columns].numpy()
+            exact = ot.emd2(np.full(rows, 1 / rows), np.full(columns, 1 / columns), cost)
+            total = float(solution.row_costs[place].sum()) / rows
+            bound = exact + epsilon * np.log(rows * columns)
+            assert exact * (1 - 1e-6) - 1e-9 <= total <= bound * (1 + 1e-6) + 1e-9
+
+
+def test_noise_walks_clusters_and_copies_converge_between_their_bounds() -> None:
+    """Clusters far apart by up to 100,000 epsilon are the hard ones: potentials must move as far."""
+    check_random_batches(0, 100)
+
+
+@pytest.mark.drill
+def test_many_more_of_them() -> None:
+    for seed in range(1, 21):
+        check_random_batches(seed, 200)
