@@ -42,8 +42,8 @@ ASCENT = 0.1
 """A Newton step is taken if the error falls, or if the dual rises by this part of what its slope promises. Where the
 plan falls into parts that hardly touch, potentials have far to go before the error falls."""
 STEP_LIMIT = 3.0
-"""Longest Newton step of any potential at first, in units of epsilon. It doubles when such a step is taken, and falls to a
-quarter when a step is not."""
+"""Longest Newton step of any potential at first, in units of epsilon. It doubles when such a step is taken, and falls
+to a quarter when a step is not."""
 PRECISE = 1e-6
 """Marginal error from which on a step that does not lower it tenfold asks for a better matrix."""
 GRADIENT_STEPS = 10
