@@ -13,8 +13,10 @@ iterations, which for long episodes is far from converged. Here the plan is conv
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -36,8 +38,11 @@ from labelers.labeler import Labeler
 from labelers.memory import keep_freed_memory
 from labelers.transport import Outcome, Solution, log_domain_sinkhorn, solve
 
-BATCH_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Entries of the cost matrices that are solved together: what the cache of a CPU can work on, and a GPU at once."""
+BATCH_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 25}
+"""Entries of the cost matrices that one thread solves together: what a core has cache for, and what fills a GPU."""
+
+MOST_WORKERS = 8
+"""Threads that solve batches side by side; more would wait for the interpreter."""
 
 PAPER_ITERATIONS = 100
 PAPER_EPSILON = 0.01
@@ -126,8 +131,10 @@ class FittedOptimalTransport:
         rows: list[dict[str, object]] = [{}] * trajectories.n_episodes
         lengths, expert_lengths = trajectories.lengths, np.array([len(e) for e in self.experts])
         to_compare = np.full(trajectories.n_episodes, len(self.experts))
-        for episodes, experts in _batches(lengths, expert_lengths, BATCH_ENTRIES[self.device.type]):
-            reward, solution, exact = self._rewards(trajectories, episodes, experts)
+        batches = list(_batches(lengths, expert_lengths, BATCH_ENTRIES[self.device.type]))
+        for (episodes, experts), (reward, solution, exact) in zip(
+            batches, self._side_by_side(trajectories, batches), strict=True
+        ):
             sums = reward.sum(1).tolist()
             pairs = [(episode, expert) for episode in episodes.tolist() for expert in experts.tolist()]
             for place, (episode, expert) in enumerate(pairs):
@@ -147,6 +154,22 @@ class FittedOptimalTransport:
             to_compare[episodes] -= len(experts)
             progress(int((to_compare[episodes] == 0).sum()))
         return Labels(rewards, pl.DataFrame(rows))
+
+    def _side_by_side(
+        self, trajectories: Trajectories, batches: list[tuple[np.ndarray, np.ndarray]]
+    ) -> Iterator[tuple[Tensor, Solution, Tensor]]:
+        """Rewards of each batch in order, on as many cores as this process may use, or by one thread for a GPU.
+
+        A batch is one thread's: hundreds of short operations shared by several make them wait for each other, and for
+        whatever else runs; and results would depend on the number of threads in the last bits.
+        """
+        n_workers = min(MOST_WORKERS, len(os.sched_getaffinity(0))) if self.device.type == "cpu" else 1
+        before = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as workers:
+                yield from workers.map(lambda batch: self._rewards(trajectories, *batch), batches)
+        finally:
+            torch.set_num_threads(before)
 
     def _rewards(
         self, trajectories: Trajectories, episodes: np.ndarray, experts: np.ndarray
