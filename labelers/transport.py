@@ -176,9 +176,9 @@ class _Problems:
         self.is_row = torch.arange(n, device=costs.device) < n_rows[:, None]
         self.is_column = torch.arange(m, device=costs.device) < n_columns[:, None]
         self.a, self.b = self.is_row / n_rows.double()[:, None], self.is_column / n_columns.double()[:, None]
-        padded = int(n_rows.min()) < n or int(n_columns.min()) < m
-        entries = self.is_row[:, :, None] & self.is_column[:, None, :]
-        self.costs = costs.masked_fill(~entries, 0.0) if padded else costs
+        if int(n_rows.min()) < n or int(n_columns.min()) < m:
+            costs = costs.masked_fill(~(self.is_row[:, :, None] & self.is_column[:, None, :]), 0.0)
+        self.costs = costs
 
     def only(self, chosen: Tensor) -> _Problems:
         return _Problems(self.costs[chosen], self.n_rows[chosen], self.n_columns[chosen])
@@ -245,8 +245,11 @@ class _Problems:
         limit = torch.full_like(here.errors, STEP_LIMIT)
         for _ in range(NEWTON_STEPS):
             if factor is None:
-                factor = _Schur.of(part, here, torch.float32 if attempt == FRESH else torch.float64).factor()
-            step, solved = part.newton_step(here, factor)
+                matrix = _Schur.of(part, here, torch.float32 if attempt == FRESH else torch.float64)
+                factor = matrix.factor()
+            else:
+                matrix = _Schur.of(part, here, factor.dtype)
+            step, solved = part.newton_step(here, matrix, factor)
             longest = step.abs().amax(1)
             shortened = longest > limit
             step *= torch.where(shortened, limit / longest, 1.0)[:, None]
@@ -279,15 +282,14 @@ class _Problems:
                 factor = None
         return end
 
-    def newton_step(self, here: _Point, factor: Tensor) -> tuple[Tensor, bool]:
+    def newton_step(self, here: _Point, matrix: _Schur, factor: Tensor) -> tuple[Tensor, bool]:
         """Change of g [B, m] that removes the error of the column sums to first order, and whether it was found.
 
-        factor: of this or an earlier point's matrix.
+        matrix: of this point. factor: of this or an earlier point's matrix.
         """
-        schur = _Schur.of(self, here, factor.dtype)
         missing = (self.b - here.column_sums) * self.is_column
         right = missing if self.by_columns else -_product(missing / here.column_sums, here.plan.mT)
-        step, solved = _conjugate_gradients(schur, right, factor)
+        step, solved = _conjugate_gradients(matrix, right, factor)
         if not self.by_columns:
             step = (missing - _product(step, here.plan)) / here.column_sums
         return torch.nan_to_num(step, 0.0, 0.0, 0.0) * self.is_column, solved
